@@ -1,0 +1,203 @@
+"""Every message between daemons, with its number and limits. The protocol version is here.
+
+Control messages travel on the control link between every two peers; step messages on the data links of one epoch.
+Both are msgpack arrays [tag, fields...]; decoding checks every type, `check` the limits that types cannot say. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import msgspec
+
+from meshllm.layout.layout import Device, Layout, NodeId
+from meshllm.parameters import SampledToken, SamplingParameters
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+
+RequestId = NewType("RequestId", str)  # 32 hex digits, made by the root
+ModelHash = NewType("ModelHash", str)  # SHA-256 of the file, 64 hex digits
+
+
+class Epoch(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A layout's number: grows only; the driver's id breaks ties between halves of a split mesh."""
+
+    counter: int
+    driver: NodeId
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all messages."""
+
+
+# --- control link -----------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, tag=1):
+    """First message both ways on every control link."""
+
+    major: int
+    minor: int
+    build: str
+    node: NodeId
+    incarnation: int  # random at each start: two devices with one node id differ in it
+    name: str
+    port: int  # where this node listens, on the address that the link came from
+    device: Device
+    model: ModelHash | None
+    model_name: str | None
+    threads: int
+    isa: str
+
+
+class Heartbeat(Message, tag=2):
+    """Each 0.5 s. echo: the peer's last `sent`, so that the peer knows the round trip without comparing clocks."""
+
+    sent: float
+    echo: float | None
+    held_s: float  # between receiving `echo` and sending this
+    free_bytes: int
+    epoch: Epoch | None  # committed here
+    rtt_us: tuple[tuple[NodeId, float], ...]  # to the others, for the planner
+
+
+class PeerAddresses(Message, tag=3):
+    """Where other peers listen: learnt addresses."""
+
+    addresses: tuple[tuple[NodeId, tuple[tuple[str, int], ...]], ...]
+
+
+class ServedModel(Message, tag=4):
+    """The model that the sender serves changed."""
+
+    model: ModelHash | None
+    model_name: str | None
+    device: Device
+
+
+class Prepare(Message, tag=10):
+    """Driver -> rank: reserve memory, map the file, pack the slice, link to the other ranks."""
+
+    epoch: Epoch
+    model: ModelHash
+    layout: Layout
+
+
+class Prepared(Message, tag=11):
+    epoch: Epoch
+
+
+class Refused(Message, tag=12):
+    """seen: the largest epoch the sender knows, so that the driver can offer a larger one."""
+
+    epoch: Epoch
+    reason: str
+    seen: Epoch | None
+
+
+class Commit(Message, tag=13):
+    epoch: Epoch
+
+
+class Abort(Message, tag=14):
+    """The epoch is not, or no longer, in force; ranks free what it took."""
+
+    epoch: Epoch
+    reason: str
+
+
+class Submit(Message, tag=20):
+    """Root -> driver: continue this prompt. `generated` holds what the reader already has (a replay), else ()."""
+
+    request: RequestId
+    model: ModelHash
+    prompt: tuple[int, ...]
+    generated: tuple[int, ...]
+    max_tokens: int  # of the whole answer, `generated` included
+    end_tokens: tuple[int, ...]  # () to ignore them
+    sampling: SamplingParameters
+
+
+class Tokens(Message, tag=21):
+    """Driver -> root. start: index of the first token in the whole answer: a doubled message is seen as such."""
+
+    request: RequestId
+    start: int
+    tokens: tuple[SampledToken, ...]
+
+
+class Finished(Message, tag=22):
+    """Driver -> root: an end token was drawn ("stop"; it is the last of tokens) or max_tokens or the context reached ("length")."""
+
+    request: RequestId
+    reason: str
+    n_tokens: int
+
+
+class Failed(Message, tag=23):
+    """Driver -> root: no more will come, and why."""
+
+    request: RequestId
+    code: str
+    reason: str
+
+
+class Cancel(Message, tag=24):
+    """Root -> driver: nobody reads this any more."""
+
+    request: RequestId
+
+
+class Goodbye(Message, tag=30):
+    """A clean stop."""
+
+    reason: str
+
+
+ControlMessage = (
+    Hello | Heartbeat | PeerAddresses | ServedModel | Prepare | Prepared | Refused | Commit | Abort
+    | Submit | Tokens | Finished | Failed | Cancel | Goodbye
+)
+
+
+# --- data link: one between every two members of an epoch (its ranks, and its driver) ------------------------------------
+
+
+class StepEntry(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one slot at consecutive positions from `position` on; the slot's cache before them stands.
+
+    sampling: given if candidates are wanted for the last token. prompt_tokens: length of the prompt, for penalties.
+    """
+
+    slot: int
+    position: int
+    tokens: tuple[int, ...]
+    sampling: SamplingParameters | None = None
+    prompt_tokens: int = 0
+
+
+class Step(Message, tag=1):
+    """Driver -> ranks. Steps of an epoch count from 0. copies: (to, from, n) slot copies made before (prefix reuse)."""
+
+    step: int
+    entries: tuple[StepEntry, ...]
+    copies: tuple[tuple[int, int, int], ...] = ()
+
+
+class Partial(Message, tag=2):
+    """Rank -> rank: one rank's encoded partial sums of exchange `exchange` (counts from 0 in each step)."""
+
+    step: int
+    exchange: int
+    data: bytes
+
+
+class Candidates(Message, tag=3):
+    """Rank -> driver: for each entry with sampling, in order, its encoded candidates (engine.sampling's format)."""
+
+    step: int
+    data: tuple[bytes, ...]
+
+
+DataMessage = Step | Partial | Candidates
