@@ -1,0 +1,123 @@
+"""A model file on disk: one memory map, and what is read from it, each part when it is first asked for.
+
+It never copies weights: `tensor` gives views of the map. Pure but for the map itself; nothing is written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from meshllm.errors import ModelFileError, NoModelError
+from meshllm.model.gguf import GgufFile, open_gguf
+from meshllm.model.hyperparameters import Hyperparameters, check_tensors, read_hyperparameters
+
+if TYPE_CHECKING:
+    from meshllm.model.chat_template import ChatTemplate
+    from meshllm.model.tokenizer import Tokenizer
+
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+class ModelFile:
+    """An open GGUF. A file with a vocabulary alone opens too; only `hyperparameters` refuses it.
+
+    Close it when its views are no longer used; the map itself lives until the last view is gone.
+    """
+
+    def __init__(self, path: Path, mapped: mmap.mmap | bytes) -> None:
+        self.path = path
+        self.name = path.name
+        self._map = mapped
+        self._view = memoryview(mapped)
+        self.gguf: GgufFile = open_gguf(self._view, self.name)
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Maps and indexes the file. Raises NoModelError where there is none, ModelFileError where it is not usable."""
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                if path.stat().st_size == 0:
+                    return cls(path, b"")
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise NoModelError(f'{path}: no such file; "meshllm models" lists what is here') from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise ModelFileError(f"{path}: cannot be read ({reason}); choose a readable .gguf file") from error
+        try:
+            return cls(path, mapped)
+        except ModelFileError as error:
+            raise _explain_shard(path, error) from None
+
+    @cached_property
+    def hyperparameters(self) -> Hyperparameters:
+        """The numbers of the model, after its tensors were checked against them. Raises ModelFileError."""
+        found = read_hyperparameters(self.gguf)
+        check_tensors(self.gguf, found)
+        return found
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Built on first use (a 128k vocabulary: see tokenizer.py). Raises ModelFileError."""
+        from meshllm.model.tokenizer import Tokenizer  # here: to open a file needs no tokenizer library
+
+        return Tokenizer.from_gguf(self.gguf)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The file's own template; None where it has none. Raises ModelFileError where it cannot be compiled."""
+        from meshllm.model.chat_template import ChatTemplate
+
+        source = self.gguf.find_str("tokenizer.chat_template")
+        if source is None:
+            return None
+        tokenizer = self.tokenizer
+        return ChatTemplate(source, tokenizer.text_of(tokenizer.bos_id), tokenizer.text_of(tokenizer.eos_id))
+
+    def tensor(self, name: str) -> memoryview:
+        """Bytes of a tensor, a view of the map. Raises ModelFileError where the file has none of that name."""
+        info = self.gguf.tensors.get(name)
+        if info is None:
+            raise ModelFileError(f"{self.name}: tensor {name} is missing: the file is no complete model; get it again")
+        return self._view[info.offset : info.offset + info.size]
+
+    def close(self) -> None:
+        """Gives the map up; pages go when the last view of a tensor is gone."""
+        self._view.release()
+        if isinstance(self._map, mmap.mmap):
+            try:
+                self._map.close()
+            except BufferError:  # views are in use: the map is freed with them
+                return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _explain_shard(path: Path, error: ModelFileError) -> ModelFileError:
+    """For a shard of a split model: which other shard is missing beside it."""
+    match = _SHARD.fullmatch(path.name)
+    if match is None or "shard of a split model" not in str(error):
+        return error
+    count = int(match["count"])
+    for number in range(1, min(count, 1000) + 1):
+        sibling = path.with_name(f"{match['stem']}-{number:05}-of-{match['count']}.gguf")
+        if not sibling.exists():
+            return ModelFileError(
+                f"{path.name}: split model, shard {number} of {count} missing: {sibling.name}; get all shards, then merge"
+                ' them with "llama-gguf-split --merge" and use the merged file'
+            )
+    return ModelFileError(
+        f'{error}, with "llama-gguf-split --merge {match["stem"]}-00001-of-{match["count"]}.gguf OUT.gguf"'
+    )
