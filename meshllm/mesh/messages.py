@@ -34,7 +34,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 # --- control link -----------------------------------------------------------------------------------------------------
 
 
-class Hello(Message, tag=1):
+class Hello(Message, frozen=True, tag=1):
     """First message both ways on every control link."""
 
     major: int
@@ -51,7 +51,19 @@ class Hello(Message, tag=1):
     isa: str
 
 
-class Heartbeat(Message, tag=2):
+class DataHello(Message, frozen=True, tag=9):
+    """First message both ways on a data link, inside TLS; then both switch to sealed frames on the raw socket.
+
+    random: 32 fresh bytes; both sides' make the keys. aes: AES-GCM is fast here; ChaCha20-Poly1305 unless both say so.
+    """
+
+    epoch: Epoch
+    node: NodeId
+    random: bytes
+    aes: bool
+
+
+class Heartbeat(Message, frozen=True, tag=2):
     """Each 0.5 s. echo: the peer's last `sent`, so that the peer knows the round trip without comparing clocks."""
 
     sent: float
@@ -62,13 +74,13 @@ class Heartbeat(Message, tag=2):
     rtt_us: tuple[tuple[NodeId, float], ...]  # to the others, for the planner
 
 
-class PeerAddresses(Message, tag=3):
+class PeerAddresses(Message, frozen=True, tag=3):
     """Where other peers listen: learnt addresses."""
 
     addresses: tuple[tuple[NodeId, tuple[tuple[str, int], ...]], ...]
 
 
-class ServedModel(Message, tag=4):
+class ServedModel(Message, frozen=True, tag=4):
     """The model that the sender serves changed."""
 
     model: ModelHash | None
@@ -76,7 +88,7 @@ class ServedModel(Message, tag=4):
     device: Device
 
 
-class Prepare(Message, tag=10):
+class Prepare(Message, frozen=True, tag=10):
     """Driver -> rank: reserve memory, map the file, pack the slice, link to the other ranks."""
 
     epoch: Epoch
@@ -84,11 +96,11 @@ class Prepare(Message, tag=10):
     layout: Layout
 
 
-class Prepared(Message, tag=11):
+class Prepared(Message, frozen=True, tag=11):
     epoch: Epoch
 
 
-class Refused(Message, tag=12):
+class Refused(Message, frozen=True, tag=12):
     """seen: the largest epoch the sender knows, so that the driver can offer a larger one."""
 
     epoch: Epoch
@@ -96,18 +108,18 @@ class Refused(Message, tag=12):
     seen: Epoch | None
 
 
-class Commit(Message, tag=13):
+class Commit(Message, frozen=True, tag=13):
     epoch: Epoch
 
 
-class Abort(Message, tag=14):
+class Abort(Message, frozen=True, tag=14):
     """The epoch is not, or no longer, in force; ranks free what it took."""
 
     epoch: Epoch
     reason: str
 
 
-class Submit(Message, tag=20):
+class Submit(Message, frozen=True, tag=20):
     """Root -> driver: continue this prompt. `generated` holds what the reader already has (a replay), else ()."""
 
     request: RequestId
@@ -119,7 +131,7 @@ class Submit(Message, tag=20):
     sampling: SamplingParameters
 
 
-class Tokens(Message, tag=21):
+class Tokens(Message, frozen=True, tag=21):
     """Driver -> root. start: index of the first token in the whole answer: a doubled message is seen as such."""
 
     request: RequestId
@@ -127,15 +139,15 @@ class Tokens(Message, tag=21):
     tokens: tuple[SampledToken, ...]
 
 
-class Finished(Message, tag=22):
-    """Driver -> root: an end token was drawn ("stop"; it is the last of tokens) or max_tokens or the context reached ("length")."""
+class Finished(Message, frozen=True, tag=22):
+    """Driver -> root. "stop": an end token was drawn, the last token; "length": max_tokens or context reached."""
 
     request: RequestId
     reason: str
     n_tokens: int
 
 
-class Failed(Message, tag=23):
+class Failed(Message, frozen=True, tag=23):
     """Driver -> root: no more will come, and why."""
 
     request: RequestId
@@ -143,25 +155,40 @@ class Failed(Message, tag=23):
     reason: str
 
 
-class Cancel(Message, tag=24):
+class Cancel(Message, frozen=True, tag=24):
     """Root -> driver: nobody reads this any more."""
 
     request: RequestId
 
 
-class Goodbye(Message, tag=30):
+class Goodbye(Message, frozen=True, tag=30):
     """A clean stop."""
 
     reason: str
 
 
+LinkHello = Hello | DataHello  # what may come first on a fresh link, and says which kind it is
+
 ControlMessage = (
-    Hello | Heartbeat | PeerAddresses | ServedModel | Prepare | Prepared | Refused | Commit | Abort
-    | Submit | Tokens | Finished | Failed | Cancel | Goodbye
+    Hello
+    | Heartbeat
+    | PeerAddresses
+    | ServedModel
+    | Prepare
+    | Prepared
+    | Refused
+    | Commit
+    | Abort
+    | Submit
+    | Tokens
+    | Finished
+    | Failed
+    | Cancel
+    | Goodbye
 )
 
 
-# --- data link: one between every two members of an epoch (its ranks, and its driver) ------------------------------------
+# --- data link: one between every two members of an epoch (its ranks, and its driver) --------------------------------
 
 
 class StepEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -177,7 +204,7 @@ class StepEntry(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
 
 
-class Step(Message, tag=1):
+class Step(Message, frozen=True, tag=1):
     """Driver -> ranks. Steps of an epoch count from 0. copies: (to, from, n) slot copies made before (prefix reuse)."""
 
     step: int
@@ -185,7 +212,7 @@ class Step(Message, tag=1):
     copies: tuple[tuple[int, int, int], ...] = ()
 
 
-class Partial(Message, tag=2):
+class Partial(Message, frozen=True, tag=2):
     """Rank -> rank: one rank's encoded partial sums of exchange `exchange` (counts from 0 in each step)."""
 
     step: int
@@ -193,7 +220,7 @@ class Partial(Message, tag=2):
     data: bytes
 
 
-class Candidates(Message, tag=3):
+class Candidates(Message, frozen=True, tag=3):
     """Rank -> driver: for each entry with sampling, in order, its encoded candidates (engine.sampling's format)."""
 
     step: int
