@@ -107,3 +107,9 @@ class KernelError(MeshLLMError):
     """A native call refused its arguments or ran out of memory, or an instruction set cannot run here."""
 
     code = "kernel"
+
+
+class SliceError(MeshLLMError):
+    """A layout gives this rank a part that cannot be cut from the model: it was made for another one."""
+
+    code = "slice"
