@@ -1,9 +1,9 @@
 """GGUF files: header, metadata and the index of tensors, read from a memory map.
 
 Rule: nothing in the file is trusted. Every length, count and offset is compared with what is left of the file before it
-is used, nothing is allocated in proportion to a number that the file merely claims, and arrays (a vocabulary has hundreds
-of thousands of strings) are only measured here and decoded when asked for. What is refused is refused in one line that
-names the file, the place, what was found and what to do. Pure.
+is used, nothing is allocated in proportion to a number that the file merely claims, and arrays (a vocabulary has some
+100,000 strings) are only measured here and decoded when asked for. What is refused is refused in one line that names
+the file, the place, what was found and what to do. Pure.
 Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 

@@ -1,7 +1,7 @@
 """Metadata of a GGUF -> frozen Hyperparameters, each value checked, refused with the key that is wrong.
 
 Also the list of tensors that these numbers call for, so that a file whose tensors do not fit its numbers, or that holds
-something this version would silently leave out (a bias, experts), is refused when it is opened, not while it answers. Pure.
+something this version would silently leave out (a bias, experts), is refused when opened, not while it answers. Pure.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def expected_tensors(h: Hyperparameters) -> dict[str, tuple[int, int]]:
 
 
 def check_tensors(gguf: GgufFile, h: Hyperparameters) -> None:
-    """Raises ModelFileError unless each needed tensor is there, in the right shape and a runnable format, and no other."""
+    """Raises ModelFileError unless each needed tensor is there, in shape and in a runnable format, and no other."""
     expected = expected_tensors(h)
     for name, shape in expected.items():
         tensor = gguf.tensors.get(name)

@@ -78,7 +78,10 @@ class ModelFile:
         if source is None:
             return None
         tokenizer = self.tokenizer
-        return ChatTemplate(source, tokenizer.text_of(tokenizer.bos_id), tokenizer.text_of(tokenizer.eos_id))
+        try:
+            return ChatTemplate(source, tokenizer.text_of(tokenizer.bos_id), tokenizer.text_of(tokenizer.eos_id))
+        except ModelFileError as error:
+            raise ModelFileError(f"{self.name}: {error}") from error
 
     def tensor(self, name: str) -> memoryview:
         """Bytes of a tensor, a view of the map. Raises ModelFileError where the file has none of that name."""
@@ -115,8 +118,8 @@ def _explain_shard(path: Path, error: ModelFileError) -> ModelFileError:
         sibling = path.with_name(f"{match['stem']}-{number:05}-of-{match['count']}.gguf")
         if not sibling.exists():
             return ModelFileError(
-                f"{path.name}: split model, shard {number} of {count} missing: {sibling.name}; get all shards, then merge"
-                ' them with "llama-gguf-split --merge" and use the merged file'
+                f"{path.name}: split model, shard {number} of {count} missing: {sibling.name}; get all shards, then"
+                ' merge them with "llama-gguf-split --merge" and use the merged file'
             )
     return ModelFileError(
         f'{error}, with "llama-gguf-split --merge {match["stem"]}-00001-of-{match["count"]}.gguf OUT.gguf"'
