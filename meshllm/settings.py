@@ -162,6 +162,14 @@ def _addresses(value: object) -> tuple[str, ...]:
     return addresses
 
 
+def _patterns(value: object) -> tuple[str, ...]:
+    patterns = _texts(value)
+    for pattern in patterns:
+        if not re.fullmatch(r"!?[^\s/!]{1,40}", pattern):
+            raise ValueError('expected patterns of interface names, like "eth*" or "!wlan0"')
+    return patterns
+
+
 def _name(value: object) -> str | None:
     text = _optional_text(value)
     if text is not None and (len(text.encode()) > 200 or not text.isprintable()):
@@ -190,7 +198,7 @@ SETTINGS: tuple[Setting, ...] = (
         "interfaces",
         "PATTERN",
         "network interfaces to use, like eth*, or !wlan0 to leave one out; repeatable",
-        _texts,
+        _patterns,
         "--interface",
         True,
     ),

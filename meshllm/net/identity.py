@@ -156,6 +156,7 @@ class Identity:
     tag: str
     server: ssl.SSLContext
     client: ssl.SSLContext
+    certificate: bytes  # DER of this start's: whoever presents it is this daemon itself
 
     @staticmethod
     def create(secret: MeshSecret, node: str) -> Identity:
@@ -165,14 +166,12 @@ class Identity:
         ca_key = Ed25519PrivateKey.from_private_bytes(_derive(secret.value, b"meshllm certificate authority v1", 32))
         ca = _ca_certificate(ca_key, secret.tag)
         key = Ed25519PrivateKey.generate()
-        chain = _leaf_certificate(ca_key, ca, key, node).public_bytes(Encoding.PEM)
-        chain += key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        leaf = _leaf_certificate(ca_key, ca, key, node)
+        chain = leaf.public_bytes(Encoding.PEM) + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         anchor = ca.public_bytes(Encoding.PEM).decode("ascii")
-        return Identity(
-            secret.tag,
-            _context(ssl.PROTOCOL_TLS_SERVER, anchor, chain),
-            _context(ssl.PROTOCOL_TLS_CLIENT, anchor, chain),
-        )
+        server = _context(ssl.PROTOCOL_TLS_SERVER, anchor, chain)
+        client = _context(ssl.PROTOCOL_TLS_CLIENT, anchor, chain)
+        return Identity(secret.tag, server, client, leaf.public_bytes(Encoding.DER))
 
 
 def _ca_certificate(key: Ed25519PrivateKey, tag: str) -> x509.Certificate:
@@ -192,7 +191,7 @@ def _leaf_certificate(
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node[:64])])
     return (
         x509.CertificateBuilder(
-            name, ca.subject, key.public_key(), x509.random_serial_number(), _NOT_BEFORE, _NOT_AFTER
+            ca.subject, name, key.public_key(), x509.random_serial_number(), _NOT_BEFORE, _NOT_AFTER
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)

@@ -1,0 +1,262 @@
+"""mDNS: this daemon announced, other daemons seen. zeroconf lives in threads of its own; what it sees crosses to trio.
+
+Service `_meshllm._tcp.local.`, instance name the node id (a second device with the same id is renamed), TXT only id,
+protocol version and mesh tag: names and models go over links. Nothing here says that a peer lives: a record of a dead
+one lasts for minutes. Adverts are what strangers say: checked, counted, never logged as they came. Interfaces are
+followed by polling, since zeroconf notices no change by itself; a change counts once it has stood for two polls (a
+flapping one is damped).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+import zeroconf
+
+from meshllm.layout.layout import NodeId
+from meshllm.net.interfaces import (
+    MAX_ADDRESSES,
+    Interface,
+    announced_addresses,
+    choose_interfaces,
+    dialable_addresses,
+    read_interfaces,
+)
+from meshllm.net.link import Address
+
+SERVICE_TYPE = "_meshllm._tcp.local."
+POLL_S = 5.0  # between looks at the interfaces
+MAX_SEEN = 256  # names that are remembered; adverts beyond are ignored
+MAX_RESOLVING = 16  # names whose records are being asked for
+RESOLVE_MS = 3000
+GOODBYE_TIMEOUT_S = 2.0
+
+_ID = re.compile(r"[0-9a-f]{16}")
+_VERSION = re.compile(r"\d{1,4}\.\d{1,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What this daemon says of itself."""
+
+    node: NodeId
+    tag: str
+    version: str  # of the protocol, major.minor
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A daemon of this mesh was announced, or its announcement taken back (addresses is then empty)."""
+
+    node: NodeId
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """An advert that is not used, and why: for a rate-limited debug line."""
+
+    reason: str
+
+
+def read_advert(
+    port: int | None,
+    properties: Mapping[bytes, bytes | None],
+    addresses: Sequence[str],
+    own: Announcement,
+    chosen: Sequence[Interface],
+) -> Sighting | Ignored:
+    """A checked sighting out of an advert's parts. Pure: every part may be anything."""
+    fields = {key: (properties.get(key.encode()) or b"").decode("ascii", "replace") for key in ("id", "v", "tag")}
+    if not port or not 0 < port < 65536:
+        return Ignored("no port")
+    if not _ID.fullmatch(fields["id"]) or not _ID.fullmatch(fields["tag"]) or not _VERSION.fullmatch(fields["v"]):
+        return Ignored("malformed TXT record")
+    if fields["tag"] != own.tag:
+        return Ignored("another mesh")
+    if fields["id"] == own.node:
+        return Ignored("our own id")
+    hosts = dialable_addresses(addresses[:MAX_ADDRESSES], chosen)
+    if not hosts:
+        return Ignored("no address that can be reached from here")
+    return Sighting(NodeId(fields["id"]), tuple((host, port) for host in hosts))
+
+
+def service_info(own: Announcement, addresses: Sequence[str]) -> zeroconf.ServiceInfo:
+    """The records that announce this daemon."""
+    return zeroconf.ServiceInfo(
+        SERVICE_TYPE,
+        f"{own.node}.{SERVICE_TYPE}",
+        port=own.port,
+        properties={"id": own.node, "v": own.version, "tag": own.tag},
+        server=f"meshllm-{own.node}.local.",
+        parsed_addresses=list(addresses),
+    )
+
+
+class _Browser(zeroconf.ServiceListener):
+    """Runs in zeroconf's threads; hands sightings over. One lock guards what both its threads touch."""
+
+    def __init__(
+        self, read: Callable[[zeroconf.ServiceInfo], Sighting | Ignored], seen: Callable[[Sighting | Ignored], None]
+    ) -> None:
+        self._read = read
+        self._seen = seen
+        self._lock = threading.Lock()
+        self._names: dict[str, NodeId | None] = {}
+        self._resolving = 0
+
+    def add_service(self, zc: zeroconf.Zeroconf, type_: str, name: str) -> None:
+        with self._lock:
+            if name not in self._names and len(self._names) >= MAX_SEEN:
+                return
+            self._names.setdefault(name, None)
+        try:
+            info = zeroconf.ServiceInfo(type_, name)
+        except zeroconf.Error:
+            self._seen(Ignored("malformed name"))
+            return
+        if info.load_from_cache(zc):
+            self._resolved(name, info)
+        else:
+            self._resolve(zc, name, info)
+
+    def update_service(self, zc: zeroconf.Zeroconf, type_: str, name: str) -> None:
+        self.add_service(zc, type_, name)
+
+    def remove_service(self, zc: zeroconf.Zeroconf, type_: str, name: str) -> None:
+        with self._lock:
+            node = self._names.pop(name, None)
+        if node is not None:
+            self._seen(Sighting(node, ()))
+
+    def _resolve(self, zc: zeroconf.Zeroconf, name: str, info: zeroconf.ServiceInfo) -> None:
+        """Asks for records that did not come with the advert; never blocks the browser's thread."""
+        with self._lock:
+            if self._resolving >= MAX_RESOLVING or zc.loop is None:
+                return
+            self._resolving += 1
+
+        async def ask() -> None:
+            try:
+                if await info.async_request(zc, RESOLVE_MS):
+                    self._resolved(name, info)
+            finally:
+                with self._lock:
+                    self._resolving -= 1
+
+        asyncio.run_coroutine_threadsafe(ask(), zc.loop)
+
+    def _resolved(self, name: str, info: zeroconf.ServiceInfo) -> None:
+        sighting = self._read(info)
+        if isinstance(sighting, Sighting):
+            with self._lock:
+                if name in self._names:
+                    self._names[name] = sighting.node
+        self._seen(sighting)
+
+
+class Discovery:
+    """Announces and browses until cancelled. All zeroconf calls run in worker threads, since they block for seconds."""
+
+    def __init__(
+        self,
+        own: Announcement,
+        patterns: Sequence[str],
+        seen: Callable[[Sighting | Ignored], None],
+        report: Callable[[str, str], None],
+        read: Callable[[], tuple[Interface, ...]] = read_interfaces,
+    ) -> None:
+        """seen: called in the trio loop. report: event and detail, called in the trio loop at changes."""
+        self._own = own
+        self._patterns = tuple(patterns)
+        self._seen = seen
+        self._report = report
+        self._read_interfaces = read
+        self._chosen: tuple[Interface, ...] = ()
+        self._zeroconf: zeroconf.Zeroconf | None = None
+        self._info: zeroconf.ServiceInfo | None = None
+
+    @property
+    def chosen(self) -> tuple[Interface, ...]:
+        """The interfaces in use."""
+        return self._chosen
+
+    async def run(self) -> None:
+        """Follows the interfaces. Errors of the network are reported and tried again; only cancellation ends it."""
+        token = trio.lowlevel.current_trio_token()
+        pending: tuple[Interface, ...] | None = None
+        failing = False
+        try:
+            while True:
+                chosen = choose_interfaces(self._read_interfaces(), self._patterns)
+                first = self._zeroconf is None and not failing
+                if (chosen != self._chosen or failing) and (chosen == pending or first):
+                    failing = not await self._apply(chosen, token)
+                pending = chosen
+                await trio.sleep(POLL_S)
+        finally:
+            with trio.move_on_after(GOODBYE_TIMEOUT_S, shield=True):
+                await trio.to_thread.run_sync(self._close, abandon_on_cancel=True)
+
+    async def _apply(self, chosen: tuple[Interface, ...], token: trio.lowlevel.TrioToken) -> bool:
+        self._chosen = chosen
+        names = ", ".join(one.name for one in chosen) or "none"
+        try:
+            await trio.to_thread.run_sync(self._announce, chosen, token, abandon_on_cancel=True)
+        except (TimeoutError, OSError, RuntimeError, zeroconf.Error, zeroconf.EventLoopBlocked) as error:
+            self._report("discovery_failed", f"{names}: {error or type(error).__name__}")
+            await trio.to_thread.run_sync(self._close, abandon_on_cancel=True)
+            return False
+        self._report("interfaces_chosen", names)
+        return True
+
+    # --- below runs in worker threads, one at a time ---
+
+    def _announce(self, chosen: tuple[Interface, ...], token: trio.lowlevel.TrioToken) -> None:
+        if not chosen:
+            self._close()
+            return
+        on = _multicast_targets(chosen)
+        info = service_info(self._own, announced_addresses(chosen))
+        if self._zeroconf is not None and self._info is not None:
+            self._zeroconf.update_interfaces(on)
+            info.name = self._info.name  # keep a name that a conflict changed
+            self._zeroconf.update_service(info)
+            self._info = info
+            return
+        zc = zeroconf.Zeroconf(interfaces=on, ip_version=zeroconf.IPVersion.All)
+        self._zeroconf = zc
+
+        def read(found: zeroconf.ServiceInfo) -> Sighting | Ignored:
+            return read_advert(found.port, found.properties, found.parsed_scoped_addresses(), self._own, self._chosen)
+
+        def seen(sighting: Sighting | Ignored) -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._seen, sighting)
+
+        zc.add_service_listener(SERVICE_TYPE, _Browser(read, seen))
+        zc.register_service(info, allow_name_change=True)
+        self._info = info
+
+    def _close(self) -> None:
+        zc, self._zeroconf, self._info = self._zeroconf, None, None
+        if zc is not None:
+            zc.close()  # says goodbye first
+
+
+def _multicast_targets(chosen: Sequence[Interface]) -> list[str | int | tuple[tuple[str, int, int], int]]:
+    """zeroconf's interfaces: each IPv4 address, and each interface with IPv6 by a link-local address if it has one."""
+    targets: list[str | int | tuple[tuple[str, int, int], int]] = []
+    for one in chosen:
+        targets += [text for text in one.addresses if ":" not in text]
+        v6 = sorted((text for text in one.addresses if ":" in text), key=lambda text: not text.startswith("fe80"))
+        targets += v6[:1]
+    return targets

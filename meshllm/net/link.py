@@ -1,0 +1,178 @@
+"""One TLS stream <-> messages. Errors of trio, ssl and the system are mapped here, once: LinkLostError,
+RemoteProtocolError.
+
+Opening: TLS 1.3 with both sides verified. The one that accepts hears first; the first message (Hello or DataHello) says
+which kind of link it is, and only then is the peer authenticated. A ControlLink then runs one reader and one writer
+task. Decides nothing about the protocol.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from meshllm.errors import LinkLostError, RemoteProtocolError
+from meshllm.mesh.framing import FrameDecoder, LinkMessage, encode_frame
+from meshllm.mesh.messages import ControlMessage, DataHello, Hello
+
+TlsStream = trio.SSLStream[trio.SocketStream]
+Address = tuple[str, int]
+LinkHello = Hello | DataHello
+
+OPEN_TIMEOUT_S = 5.0  # a stranger has so long for handshake and first message
+SEND_TIMEOUT_S = 5.0  # a peer that takes nothing for so long is lost
+DRAIN_TIMEOUT_S = 1.0  # for what is queued when a link is closed
+QUEUE_FRAMES = 1024  # waiting to be sent on one link
+READ_BYTES = 64 * 1024
+
+
+@contextmanager
+def mapped_errors() -> Iterator[None]:
+    """Turns what a stream raises into LinkLostError with a reason that a person understands."""
+    try:
+        yield
+    except trio.BrokenResourceError as error:
+        raise LinkLostError(_reason(error.__cause__ or error)) from error
+    except trio.ClosedResourceError as error:
+        raise LinkLostError("closed here") from error
+    except trio.TooSlowError as error:
+        raise LinkLostError("no answer in time") from error
+    except OSError as error:  # ssl.SSLError is one
+        raise LinkLostError(_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno is None and error.__cause__ is not None:
+        error = _first(error.__cause__)  # trio's "all attempts to connect failed"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "it belongs to another mesh (the secrets differ)"
+    if isinstance(error, ssl.SSLError):
+        if error.reason and ("ALERT" in error.reason or error.reason == "CERTIFICATE_VERIFY_FAILED"):
+            return "it refused our certificate (the secrets differ)"
+        if error.reason == "UNEXPECTED_EOF_WHILE_READING":
+            return "it left during the handshake (perhaps the secrets differ)"
+        return f"it does not speak TLS 1.3 as a peer does ({error.reason or 'cut off'})"
+    if isinstance(error, socket.gaierror):
+        return "its name has no address"
+    if isinstance(error, OSError) and error.errno:
+        text = os.strerror(error.errno)  # trio's own text repeats the address
+        return text[:1].lower() + text[1:]
+    return str(error) or "connection lost"
+
+
+async def open_tls(stream: trio.SocketStream, context: ssl.SSLContext, *, server_side: bool) -> TlsStream:
+    """The handshake. Raises LinkLostError; the stream is then closed. The caller sets the deadline."""
+    tls = trio.SSLStream(stream, context, server_hostname=None, server_side=server_side, https_compatible=True)
+    try:
+        with mapped_errors():
+            await tls.do_handshake()
+    except BaseException:
+        await trio.aclose_forcefully(tls)
+        raise
+    return tls
+
+
+async def receive_hello(stream: TlsStream, decoder: FrameDecoder) -> tuple[LinkHello, list[LinkMessage]]:
+    """The first message of a fresh link, and those that came with it. Raises LinkLostError or RemoteProtocolError."""
+    while True:
+        with mapped_errors():
+            data = await stream.receive_some(READ_BYTES)
+        if not data:
+            raise LinkLostError("closed before its first message")
+        messages = decoder.feed(data)
+        if messages:
+            hello = messages[0]
+            if not isinstance(hello, (Hello, DataHello)):
+                raise RemoteProtocolError(f"began with {type(hello).__name__} instead of Hello")
+            return hello, messages[1:]
+
+
+async def send_hello(stream: TlsStream, hello: LinkHello) -> None:
+    """Sends the first message. Raises LinkLostError."""
+    with mapped_errors():
+        await stream.send_all(encode_frame(hello))
+
+
+def peer_address(stream: TlsStream) -> Address:
+    """Host and port of the other end; link-local IPv6 with its scope."""
+    name = stream.transport_stream.socket.getpeername()
+    host, port = str(name[0]), int(name[1])
+    if len(name) == 4 and name[3] and "%" not in host:
+        host = f"{host}%{name[3]}"
+    return host, port
+
+
+class ControlLink:
+    """A control link: a bounded queue to one writer task, a reader task; both end together."""
+
+    def __init__(self, stream: TlsStream, decoder: FrameDecoder | None = None) -> None:
+        """decoder: of an accepted link, with whatever it has read beyond the first message."""
+        self.address = peer_address(stream)
+        self._stream = stream
+        self._decoder = decoder or FrameDecoder()
+        self._decoder.admit()
+        self._queue, self._outgoing = trio.open_memory_channel[ControlMessage](QUEUE_FRAMES)
+        self._scope = trio.CancelScope()
+        self._closing: str | None = None
+
+    def send(self, message: ControlMessage) -> bool:
+        """Queues a message; False if the queue is full or the link is closing. Order is kept."""
+        try:
+            self._queue.send_nowait(message)
+        except (trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
+            return False
+        return True
+
+    def close(self, reason: str) -> None:
+        """Sends what is queued, at most DRAIN_TIMEOUT_S long, then ends `run`. May be called again."""
+        if self._closing is None:
+            self._closing = reason
+            self._queue.close()
+            self._scope.deadline = trio.current_time() + DRAIN_TIMEOUT_S
+
+    async def run(self, receive: Callable[[ControlMessage], None]) -> str:
+        """Runs the link until it ends and says why. `receive` gets each message, in order. Closes the stream."""
+        reason = "connection closed by the peer"
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, nursery.cancel_scope)
+                    await self._read(receive)
+                    nursery.cancel_scope.cancel()
+        except* (LinkLostError, RemoteProtocolError) as group:
+            reason = str(_first(group))
+        finally:
+            self._queue.close()
+            self._outgoing.close()
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(self._stream)  # nothing below waits on the peer
+        return self._closing or reason
+
+    async def _read(self, receive: Callable[[ControlMessage], None]) -> None:
+        while True:
+            with mapped_errors():
+                data = await self._stream.receive_some(READ_BYTES)
+            if not data:
+                return
+            for message in self._decoder.feed(data):
+                if isinstance(message, DataHello):
+                    raise RemoteProtocolError("sent DataHello on a control link")
+                receive(message)
+
+    async def _write(self, everything: trio.CancelScope) -> None:
+        async for message in self._outgoing:
+            with mapped_errors(), trio.fail_after(SEND_TIMEOUT_S):
+                await self._stream.send_all(encode_frame(message))
+        everything.cancel()  # closed by us and all is sent
+
+
+def _first(error: BaseException) -> BaseException:
+    """A single error of a group, for its message."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

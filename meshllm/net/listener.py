@@ -1,0 +1,269 @@
+"""Accepting and dialling: from a port or a list of addresses to an authenticated stream. Decides nothing else.
+
+What a stranger on the port can cost: one of MAX_STRANGERS places for OPEN_TIMEOUT_S, one frame of memory, and a share
+in one log line each REPORT_INTERVAL_S.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from meshllm.errors import ConfigError, LinkLostError, RemoteProtocolError
+from meshllm.mesh.framing import FrameDecoder, LinkMessage
+from meshllm.mesh.messages import DataHello
+from meshllm.net.link import (
+    OPEN_TIMEOUT_S,
+    Address,
+    LinkHello,
+    TlsStream,
+    mapped_errors,
+    open_tls,
+    receive_hello,
+    send_hello,
+)
+
+MAX_STRANGERS = 64  # connections that have not proved themselves yet
+REPORT_INTERVAL_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
+STAGGER_S = 0.15  # between attempts on the addresses of one peer, as RFC 8305 has it
+BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """An accepted, authenticated stream: its first message, messages that came with it, and the decoder to go on
+    with.
+    """
+
+    stream: TlsStream
+    hello: LinkHello
+    more: list[LinkMessage]
+    decoder: FrameDecoder
+
+
+def bind(port: int | None, default_port: int, tries: int) -> tuple[list[socket.socket], int]:
+    """Listening sockets on all addresses, IPv4 and IPv6 (where there is IPv6), and their port.
+
+    port None: the default one, or the next free of `tries`. Raises ConfigError if a given port is taken or not allowed.
+    """
+    candidates = [port] if port is not None else [default_port + i for i in range(tries)]
+    for candidate in candidates:
+        try:
+            return _bind_both(candidate)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and port is None:
+                continue
+            why = "is in use by another program" if error.errno == errno.EADDRINUSE else (error.strerror or "").lower()
+            raise ConfigError(f"port {candidate} {why}; choose another one with --port") from None
+    raise ConfigError(f"ports {candidates[0]} to {candidates[-1]} are in use; choose one with --port")
+
+
+def _bind_both(port: int) -> tuple[list[socket.socket], int]:
+    sockets: list[socket.socket] = []
+    try:
+        for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:
+                continue  # this system has no such family
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                sock.bind((host, port))
+            except OSError as error:
+                if family == socket.AF_INET6 and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    sockets.pop().close()
+                    continue  # IPv6 is switched off
+                raise
+            sock.listen(BACKLOG)
+            port = port or int(sock.getsockname()[1])
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets, port
+
+
+class Strangers:
+    """Counts connections that have proved nothing yet, and tells of refused ones at most once in REPORT_INTERVAL_S."""
+
+    def __init__(self, report: Callable[[str, str, int], None]) -> None:
+        self._report = report  # address, reason, how many were not told since the last time
+        self._open = 0
+        self._untold = 0
+        self._next_report = float("-inf")
+
+    def enter(self) -> bool:
+        """Takes a place; False if all are taken."""
+        if self._open >= MAX_STRANGERS:
+            return False
+        self._open += 1
+        return True
+
+    def leave(self) -> None:
+        """Gives the place back."""
+        self._open -= 1
+
+    def refused(self, address: str, reason: str, now: float) -> None:
+        """Someone did not prove to be a peer."""
+        if now < self._next_report:
+            self._untold += 1
+            return
+        self._report(address, reason, self._untold)
+        self._untold = 0
+        self._next_report = now + REPORT_INTERVAL_S
+
+
+async def serve(
+    sockets: Sequence[socket.socket],
+    context: ssl.SSLContext,
+    strangers: Strangers,
+    accepted: Callable[[Incoming], Awaitable[None]],
+    *,
+    task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Accepts until cancelled. `accepted` owns the stream and runs in a task of its own; its errors are not
+    expected.
+    """
+    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in sockets]
+
+    async def greet(stream: trio.SocketStream) -> None:
+        incoming = await _authenticate(stream, context, strangers)
+        if incoming is not None:
+            await accepted(incoming)
+
+    await trio.serve_listeners(greet, listeners, task_status=task_status)
+
+
+async def _authenticate(stream: trio.SocketStream, context: ssl.SSLContext, strangers: Strangers) -> Incoming | None:
+    address = _host(stream)
+    if not strangers.enter():
+        strangers.refused(address, "too many connections are waiting to prove themselves", trio.current_time())
+        await trio.aclose_forcefully(stream)
+        return None
+    tls: TlsStream | None = None
+    try:
+        with mapped_errors(), trio.fail_after(OPEN_TIMEOUT_S):
+            tls = await open_tls(stream, context, server_side=True)
+            decoder = FrameDecoder()
+            hello, more = await receive_hello(tls, decoder)
+            return Incoming(tls, hello, more, decoder)
+    except (LinkLostError, RemoteProtocolError) as error:
+        strangers.refused(address, str(error), trio.current_time())
+        await trio.aclose_forcefully(tls or stream)
+        return None
+    finally:
+        strangers.leave()
+
+
+def _host(stream: trio.SocketStream) -> str:
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return "a peer that has left"
+
+
+# --- dialling ---------------------------------------------------------------------------------------------------------
+
+
+async def dial(addresses: Sequence[Address], context: ssl.SSLContext, own_certificate: bytes) -> TlsStream:
+    """The first of these addresses that completes a handshake. Attempts start STAGGER_S apart and run side by side.
+
+    An address that leads back to this daemon is passed over: bridges of containers have one address on every host.
+    Raises LinkLostError with the reason of the last attempt to fail.
+    """
+    reasons: list[str] = []
+    winners: list[TlsStream] = []
+    async with trio.open_nursery() as nursery:
+
+        async def attempt(address: Address, failed: trio.Event) -> None:
+            try:
+                stream = await _dial_one(address, context, own_certificate)
+            except LinkLostError as error:
+                reasons.append(f"{shown_address(address)}: {error}")
+                failed.set()
+                return
+            if winners:
+                await trio.aclose_forcefully(stream)
+                return
+            winners.append(stream)
+            nursery.cancel_scope.cancel()
+
+        for address in addresses:
+            failed = trio.Event()
+            nursery.start_soon(attempt, address, failed)
+            with trio.move_on_after(STAGGER_S):
+                await failed.wait()
+    if not winners:
+        raise LinkLostError("; ".join(reasons) or "no address to try")
+    return winners[0]
+
+
+async def _dial_one(address: Address, context: ssl.SSLContext, own_certificate: bytes) -> TlsStream:
+    with mapped_errors(), trio.fail_after(CONNECT_TIMEOUT_S):
+        stream = await trio.open_tcp_stream(*address)
+        tls = await open_tls(stream, context, server_side=False)
+    if tls.getpeercert(True) == own_certificate:
+        await trio.aclose_forcefully(tls)
+        raise LinkLostError("leads back to this daemon")
+    return tls
+
+
+def shown_address(address: Address) -> str:
+    """host:port as a person writes it."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def dial_data(
+    addresses: Sequence[Address], context: ssl.SSLContext, own_certificate: bytes, hello: DataHello
+) -> tuple[socket.socket, DataHello]:
+    """Opens a data link: handshake, DataHello each way; the raw socket is then ours and TLS is left.
+
+    The acceptor sends nothing after its DataHello until our first frame on the raw socket. Raises LinkLostError or
+    RemoteProtocolError.
+    """
+    stream = await dial(addresses, context, own_certificate)
+    try:
+        with mapped_errors(), trio.fail_after(OPEN_TIMEOUT_S):
+            await send_hello(stream, hello)
+            decoder = FrameDecoder()
+            answer, more = await receive_hello(stream, decoder)
+        return _leave_tls(stream, decoder, more), _expect_data(answer)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+
+
+async def answer_data(incoming: Incoming, hello: DataHello) -> socket.socket:
+    """The acceptor's side of `dial_data`, after its DataHello was read and found good. Raises as dial_data."""
+    try:
+        with mapped_errors(), trio.fail_after(OPEN_TIMEOUT_S):
+            await send_hello(incoming.stream, hello)
+        return _leave_tls(incoming.stream, incoming.decoder, incoming.more)
+    except BaseException:
+        await trio.aclose_forcefully(incoming.stream)
+        raise
+
+
+def _expect_data(hello: LinkHello) -> DataHello:
+    if not isinstance(hello, DataHello):
+        raise RemoteProtocolError("answered a data link with a control link's first message")
+    return hello
+
+
+def _leave_tls(stream: TlsStream, decoder: FrameDecoder, more: list[LinkMessage]) -> socket.socket:
+    """The socket under a TLS stream, non-blocking, no longer trio's. RemoteProtocolError if bytes came too early."""
+    if more or decoder.buffered:
+        raise RemoteProtocolError("sent data before the data link was ready")
+    sock = socket.socket(fileno=stream.transport_stream.socket.detach())
+    sock.setblocking(False)
+    return sock
