@@ -1,0 +1,261 @@
+"""The only crossing of the two loops: commands go down to the data loop, events come up. Bounded, typed, cancellable.
+
+Values are frozen and no object is shared, with one exception that is handed over for good: the socket of a data link.
+A Crossing is one direction. Its queue has a limit; the control loop never waits to post (a full queue is a bug or a
+flood, and raises), the data loop may wait for room, which slows it down to what the control loop can take.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeAlias, TypeVar
+
+import trio
+
+from meshllm.errors import LocalProtocolError
+from meshllm.layout.layout import Layout, NodeId
+from meshllm.mesh.messages import Epoch, RequestId, Submit
+from meshllm.net.data_link import DataKeys
+from meshllm.parameters import SampledToken
+
+MAX_COMMANDS = 4096  # waiting for the data loop; a step is the longest it does not look
+MAX_EVENTS = 4096  # waiting for the control loop
+
+# --- commands: control loop -> data loop ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareEpoch:
+    """Pack the slice of `rank` (None: no slice here), wait for one data link with each of `members` (the others).
+
+    Answered by EpochPrepared or EpochRefused. Ranks are those of the layout; `epoch.driver` drives.
+    """
+
+    epoch: Epoch
+    layout: Layout
+    rank: int | None
+    is_driver: bool
+    model_path: Path
+    members: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttachDataLink:
+    """A fresh data link, keys agreed. The socket becomes the data loop's, which closes it.
+
+    May come before its PrepareEpoch; it is then kept for a while. A second link with the same node replaces the first
+    while that has not proved itself, and is closed otherwise.
+    """
+
+    epoch: Epoch
+    node: NodeId
+    sock: socket.socket
+    keys: DataKeys
+
+
+@dataclass(frozen=True, slots=True)
+class CommitEpoch:
+    """The epoch is in force: a driver takes requests for it from now on. A rank obeys its driver anyway."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class RetireEpoch:
+    """Close its links, free slice and cache, drop its requests without events; also while it is being prepared."""
+
+    epoch: Epoch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """On the driver: run this request in this epoch.
+
+    Answered by TokensDrawn any number of times, then RequestFinished or RequestFailed.
+    """
+
+    epoch: Epoch
+    submit: Submit
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAdmitted:
+    """On the driver: drop it; its slot is free before the next step. At most one event of it may still be under way."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Retire everything and end the thread."""
+
+
+Command: TypeAlias = PrepareEpoch | AttachDataLink | CommitEpoch | RetireEpoch | Admit | CancelAdmitted | Stop
+
+# --- events: data loop -> control loop --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPrepared:
+    """The slice is packed and all data links are up."""
+
+    epoch: Epoch
+    slice_bytes: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRefused:
+    """PrepareEpoch could not be carried out; everything it took is freed."""
+
+    epoch: Epoch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBroken:
+    """A prepared epoch can run no further step; it is already torn down here. node: who is to blame, if one is.
+
+    Its running requests get RequestFailed(code "unavailable") before this event, on the driver.
+    """
+
+    epoch: Epoch
+    node: NodeId | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokensDrawn:
+    """start: index of the first of `tokens` in the whole answer (what a replay brought along is counted)."""
+
+    request: RequestId
+    start: int
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """reason: "stop" or "length"; n_tokens: of the whole answer, an end token included."""
+
+    request: RequestId
+    reason: str
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """It ended without a finish; code as of errors.py."""
+
+    request: RequestId
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What this member of an epoch spent since the last such event, on steps that decode only (no prompt tokens).
+
+    Sent when a burst of steps ends and about once a second during one. n_steps counts all steps, prompt steps too.
+    """
+
+    epoch: Epoch
+    n_steps: int
+    decode_steps: int
+    decode_tokens: int
+    bytes_sent: int
+    bytes_received: int
+    exchange_us: float
+    compute_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class DataLoopEnded:
+    """The last event. error: None after Stop, else the data loop died of this, and the daemon should."""
+
+    error: str | None
+
+
+Event: TypeAlias = (
+    EpochPrepared
+    | EpochRefused
+    | EpochBroken
+    | TokensDrawn
+    | RequestFinished
+    | RequestFailed
+    | StepCosts
+    | DataLoopEnded
+)
+
+T = TypeVar("T")
+
+
+class Crossing(Generic[T]):
+    """One direction between two loops: many may post, one task of one loop receives."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: deque[T] = deque()  # append and popleft are atomic
+        self._receiver = _Wakeup()
+        self._sender = _Wakeup()
+
+    def post(self, item: T) -> None:
+        """From any thread, at once. Raises LocalProtocolError if the queue is full."""
+        if len(self._items) >= self._limit:
+            raise LocalProtocolError(f"{self._limit} items wait between the loops and nobody takes them")
+        self._items.append(item)
+        self._receiver.wake()
+
+    async def send(self, item: T) -> None:
+        """From the sending loop: waits for room, no checkpoint where there is. Cancellable: the item is then not sent."""
+        while len(self._items) >= self._limit:
+            await self._sender.wait(lambda: len(self._items) < self._limit)
+        self._items.append(item)
+        self._receiver.wake()
+
+    def take(self) -> T | None:
+        """In the receiving loop: the next item, or None."""
+        try:
+            item = self._items.popleft()
+        except IndexError:
+            return None
+        self._sender.wake()
+        return item
+
+    async def receive(self) -> T:
+        """In the receiving loop: the next item, when there is one. Cancellable; nothing is lost."""
+        while True:
+            item = self.take()
+            if item is not None:
+                return item
+            await self._receiver.wait(lambda: bool(self._items))
+
+
+class _Wakeup:
+    """Wakes one waiting task of a trio loop from any thread; a wake that nobody waits for costs a comparison."""
+
+    def __init__(self) -> None:
+        self._waiting: tuple[trio.lowlevel.TrioToken, trio.Event] | None = None
+
+    def wake(self) -> None:
+        waiting = self._waiting
+        if waiting is None:
+            return
+        token, event = waiting
+        with suppress(trio.RunFinishedError):  # the loop that waited is over
+            token.run_sync_soon(event.set, idempotent=True)
+
+    async def wait(self, ready: Callable[[], bool]) -> None:
+        """Until woken, or at once if ready() says so: it is asked after a wake would be heard."""
+        event = trio.Event()
+        self._waiting = (trio.lowlevel.current_trio_token(), event)
+        try:
+            if not ready():
+                await event.wait()
+        finally:
+            self._waiting = None  # only here: a late wake must not take away what the next wait has put up
