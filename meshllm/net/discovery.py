@@ -183,6 +183,7 @@ class Discovery:
         self._chosen: tuple[Interface, ...] = ()
         self._zeroconf: zeroconf.Zeroconf | None = None
         self._info: zeroconf.ServiceInfo | None = None
+        self._stopping = False  # set once: a worker thread that was left behind cleans up after itself
 
     @property
     def chosen(self) -> tuple[Interface, ...]:
@@ -203,6 +204,7 @@ class Discovery:
                 pending = chosen
                 await trio.sleep(POLL_S)
         finally:
+            self._stopping = True
             with trio.move_on_after(GOODBYE_TIMEOUT_S, shield=True):
                 await trio.to_thread.run_sync(self._close, abandon_on_cancel=True)
 
@@ -245,6 +247,8 @@ class Discovery:
         zc.add_service_listener(SERVICE_TYPE, _Browser(read, seen))
         zc.register_service(info, allow_name_change=True)
         self._info = info
+        if self._stopping:
+            zc.close()
 
     def _close(self) -> None:
         zc, self._zeroconf, self._info = self._zeroconf, None, None
@@ -253,10 +257,15 @@ class Discovery:
 
 
 def _multicast_targets(chosen: Sequence[Interface]) -> list[str | int | tuple[tuple[str, int, int], int]]:
-    """zeroconf's interfaces: each IPv4 address, and each interface with IPv6 by a link-local address if it has one."""
+    """zeroconf's interfaces: each IPv4 address, and each interface with IPv6 by a link-local address if it has one.
+
+    Loopback takes no IPv6 multicast on Linux ("network is unreachable").
+    """
     targets: list[str | int | tuple[tuple[str, int, int], int]] = []
     for one in chosen:
         targets += [text for text in one.addresses if ":" not in text]
+        if one.is_loopback:
+            continue
         v6 = sorted((text for text in one.addresses if ":" in text), key=lambda text: not text.startswith("fe80"))
         targets += v6[:1]
     return targets
