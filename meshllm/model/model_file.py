@@ -90,6 +90,13 @@ class ModelFile:
             raise ModelFileError(f"{self.name}: tensor {name} is missing: the file is no complete model; get it again")
         return self._view[info.offset : info.offset + info.size]
 
+    def drop_pages(self, name: str) -> None:
+        """The tensor's pages need not stay in this process's memory: they were read for the last time for a while."""
+        if isinstance(self._map, mmap.mmap):
+            info = self.gguf.tensors[name]
+            start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.size - start)
+
     def close(self) -> None:
         """Gives the map up; pages go when the last view of a tensor is gone."""
         self._view.release()
