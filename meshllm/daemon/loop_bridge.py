@@ -212,7 +212,7 @@ class Crossing(Generic[T]):
         self._receiver.wake()
 
     async def send(self, item: T) -> None:
-        """From the sending loop: waits for room, no checkpoint where there is. Cancellable: the item is then not sent."""
+        """From the sending loop: waits for room; no checkpoint where there is. If cancelled, the item is not sent."""
         while len(self._items) >= self._limit:
             await self._sender.wait(lambda: len(self._items) < self._limit)
         self._items.append(item)

@@ -22,11 +22,13 @@ from meshllm.mesh.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Leave,
     Message,
     Partial,
     PeerAddresses,
     Prepare,
     Prepared,
+    Ready,
     Refused,
     ServedModel,
     Step,
@@ -92,6 +94,12 @@ def _check(message: Message) -> None:
             _text("reason", reason, MAX_REASON)
         case Step() | Partial() | Candidates():
             _data(message)
+        case Ready():
+            pass
+        case Leave(node=node, reason=reason):
+            if node is not None:
+                _hex("node", node, 16)
+            _text("reason", reason, MAX_REASON)
         case _:
             raise _BadFieldError("unknown kind of message")
 

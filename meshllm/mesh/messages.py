@@ -221,10 +221,28 @@ class Partial(Message, frozen=True, tag=2):
 
 
 class Candidates(Message, frozen=True, tag=3):
-    """Rank -> driver: for each entry with sampling, in order, its encoded candidates (engine.sampling's format)."""
+    """Rank -> driver, after every step: for each entry with sampling, in order, its encoded candidates.
+
+    The format is engine.sampling's. A rank without vocabulary sends none, but the message all the same: it says that
+    the step is over here, so that nobody runs more than one step ahead.
+    """
 
     step: int
     data: tuple[bytes, ...]
 
 
-DataMessage = Step | Partial | Candidates
+class Ready(Message, frozen=True, tag=4):
+    """First message both ways on a data link, the dialer's first: both ends have the keys. Not a word before it."""
+
+
+class Leave(Message, frozen=True, tag=5):
+    """Last message of a member: it runs no more steps of this epoch, because of `node`, if one is to blame.
+
+    So that the others name the same device, and not the one that noticed first.
+    """
+
+    node: NodeId | None
+    reason: str
+
+
+DataMessage = Step | Partial | Candidates | Ready | Leave
