@@ -2,8 +2,8 @@
 
 A template is a program from a stranger. It runs in minijinja: of Python objects it sees tuples and dicts that cannot be
 changed, texts and numbers; its fuel bounds steps and the size of texts. Jinja2's sandbox bounds neither. What differs
-from transformers' rendering is mended here: `tojson` as json.dumps writes it, unescaped and in order; `raise_exception`;
-`strftime_now`; a content of null is an empty text; a bos_token of none is empty.
+from transformers' rendering is mended here: `tojson` as json.dumps writes it, unescaped and in order;
+`raise_exception`; `strftime_now`; a content of null is an empty text; a bos_token of none is empty.
 
 What a user writes stays text: control tokens in contents are marked before rendering, and found unmarked only where the
 template itself wrote them (`encode_chat`). Tokenizing template and contents apart would be simpler and wrong, since a

@@ -14,7 +14,8 @@ from typing import Final, Literal
 import numpy as np
 
 from meshllm.model.formats import RUNNABLE_FORMATS
-from meshllm.model.gguf import GgufArray, GgufFile
+from meshllm.model.gguf import GgufFile
+from meshllm.model.gguf_values import GgufArray
 
 ARCHITECTURES: Final = ("llama",)
 # Bounds keep every product of two of these, times a batch, inside 64 bits and reject nonsense early.

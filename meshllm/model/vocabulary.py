@@ -10,7 +10,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Final, Literal
 
-from meshllm.model.gguf import GgufArray, GgufFile
+from meshllm.model.gguf import GgufFile
+from meshllm.model.gguf_values import GgufArray
 
 MAX_TOKENS: Final = 2**21
 MAX_TOKEN_CHARS: Final = 1024  # longest seen: 256; the cost of finding the merges of an SPM token grows with its square
