@@ -122,7 +122,7 @@ class EpochRefused:
 class EpochBroken:
     """A prepared epoch can run no further step; it is already torn down here. node: who is to blame, if one is.
 
-    Its running requests get RequestFailed(code "unavailable") before this event, on the driver.
+    Its running requests end with it; they get no events of their own, since only the control loop knows names.
     """
 
     epoch: Epoch

@@ -1,8 +1,8 @@
 """The schedule of exchanges: who adds to the residual stream at each of them, how many bytes a partial sum has. Pure.
 
 All-to-all in one round: each contributor sends its partial to every other rank, and every rank adds the same partials
-in rank order. Contributors are the ranks with heads (attention) or hidden units (ffn); the others only receive. All ranks
-and the driver find the same schedule from the layout alone.
+in rank order. Contributors are the ranks with heads (attention) or hidden units (ffn); the others only receive. Ranks
+and driver find the same schedule from the layout alone.
 """
 
 from __future__ import annotations

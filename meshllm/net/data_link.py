@@ -124,10 +124,14 @@ class DataLink:
 
         Raises LinkLostError if the peer closed, RemoteProtocolError on a frame that is too long or not sealed by it.
         """
-        body = self._take_frame()
+        body = self.buffered()
         if body is None and self._read():
-            body = self._take_frame()
+            body = self.buffered()
         return body
+
+    def admit(self, frame_limit: int) -> None:
+        """The peer is known now: take bodies up to frame_limit bytes."""
+        self._frame_limit = frame_limit
 
     def close(self) -> None:
         """Closes the socket; what is unsent is dropped. May be called again."""
@@ -148,7 +152,8 @@ class DataLink:
         self.bytes_received += n_read
         return True
 
-    def _take_frame(self) -> bytes | None:
+    def buffered(self) -> bytes | None:
+        """The next body if it has been read already; the socket is not asked. Raises RemoteProtocolError."""
         n_unread = self._end - self._start
         if n_unread < _LENGTH.size:
             self._make_room(_LENGTH.size)

@@ -1,0 +1,143 @@
+"""The data links of one epoch: send to some, take what comes from all, wait for any. Decides nothing.
+
+Waiting is where the time between devices goes. It has three stages, by how long one has waited: look again at once (a
+frame that is on its way arrives in some 10 µs), then sleep in the system for a moment (some 20 µs to wake up), then park
+in trio (70 µs and more, but other tasks run). A group is waited for by one task; `wake` ends the wait from outside.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from meshllm.errors import LinkLostError, RemoteProtocolError
+from meshllm.layout.layout import NodeId
+from meshllm.net.data_link import DataLink
+
+SPIN_S: Final = 50e-6
+SLEEP_S: Final = 2e-3
+
+
+class LinkFaultError(LinkLostError):
+    """A link of a group is lost, or its peer broke the rules of frames. `node`: whose."""
+
+    def __init__(self, node: NodeId, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class LinkGroup:
+    """See the head of this file. Owns its links."""
+
+    def __init__(self) -> None:
+        self._links: dict[NodeId, DataLink] = {}
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """Whose links are here."""
+        return tuple(self._links)
+
+    @property
+    def bytes_sent(self) -> int:
+        """By all links so far."""
+        return sum(link.bytes_sent for link in self._links.values())
+
+    @property
+    def bytes_received(self) -> int:
+        """By all links so far."""
+        return sum(link.bytes_received for link in self._links.values())
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether some link could not yet send all."""
+        return any(link.wants_write for link in self._links.values())
+
+    def add(self, node: NodeId, link: DataLink) -> None:
+        """Takes a link over."""
+        self._links[node] = link
+        self._selector.register(link, selectors.EVENT_READ)
+
+    def send(self, nodes: Sequence[NodeId], body: bytes) -> None:
+        """Sends a body to some members, as far as their sockets take it at once. Raises LinkFaultError."""
+        for node in nodes:
+            try:
+                self._links[node].send(body)
+            except LinkLostError as error:
+                raise LinkFaultError(node, str(error)) from error
+
+    def pump(self, take: Callable[[NodeId, bytes], None]) -> None:
+        """Sends what is left over and hands each whole body that has come to `take`. Raises LinkFaultError."""
+        for node, link in self._links.items():
+            try:
+                if link.wants_write:
+                    link.flush()
+                body = link.receive()
+            except (LinkLostError, RemoteProtocolError) as error:
+                raise LinkFaultError(node, str(error)) from error
+            while body is not None:
+                take(node, body)
+                try:
+                    body = link.buffered()
+                except RemoteProtocolError as error:
+                    raise LinkFaultError(node, str(error)) from error
+
+    async def wait(self, since: float, deadline: float, *, may_sleep: bool) -> None:
+        """Returns when there may be something to pump, after `wake`, or at the deadline; perhaps for no reason.
+
+        since, deadline: time.perf_counter() when this wait began, and when it must end (math.inf: never). may_sleep: the
+        whole loop may stand still for SLEEP_S, since nothing else has work.
+        """
+        waited = time.perf_counter() - since
+        if waited < SPIN_S:
+            return
+        self._watch_writes(True)
+        try:
+            if may_sleep and waited < SLEEP_S:
+                ready = self._selector.select(SLEEP_S - waited)
+                if ready:
+                    self._forget_wakes()
+                    return
+            with trio.move_on_after(max(deadline - time.perf_counter(), 0.0)):
+                await trio.lowlevel.wait_readable(self._fileno())
+                self._forget_wakes()
+        finally:
+            self._watch_writes(False)
+
+    def wake(self) -> None:
+        """Ends the wait that is under way, or the next one. From the loop's own thread."""
+        with suppress(BlockingIOError):  # then it is awake already
+            self._waker.send(b"w")
+
+    def close(self) -> None:
+        """Closes all links. May be called again."""
+        self._selector.close()
+        for link in self._links.values():
+            link.close()
+        self._waker.close()
+        self._woken.close()
+
+    def _forget_wakes(self) -> None:
+        with suppress(BlockingIOError):
+            self._woken.recv(4096)
+
+    def _fileno(self) -> int:
+        """The selector's own descriptor, readable when one of its links is ready (epoll and kqueue can be nested)."""
+        assert isinstance(self._selector, selectors.EpollSelector)
+        return self._selector.fileno()
+
+    def _watch_writes(self, wanted: bool) -> None:
+        for link in self._links.values():
+            if link.wants_write:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+                self._selector.modify(link, events)
