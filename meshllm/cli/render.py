@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.console import Group
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from meshllm.cli.text import bar, in_bytes, in_microseconds, in_time, printable
-from meshllm.status import LayoutStatus, PeerState, PeerStatus, Status
+from meshllm.status import PeerState, PeerStatus, Status
 
-WIDE = 104  # columns from which addresses are shown
+# Columns of the terminal from which more is shown: counts of a slice, then speed, then addresses.
+ROOM_FOR_COUNTS, ROOM_FOR_SPEED, ROOM_FOR_ADDRESSES = 84, 116, 136
 
 _DOTS: dict[PeerState, tuple[str, str]] = {
     "self": ("●", "green"),
@@ -32,96 +34,93 @@ _STATES = {
 
 
 def status_view(status: Status, width: int) -> Group:
-    """The whole of `meshllm status`: two lines of head, a table of devices, notes on what needs an explanation."""
-    parts: list[Text | Table | Padding] = [_head(status), _serving(status), Text("")]
-    parts.append(_devices(status, wide=width >= WIDE))
-    notes = _notes(status)
-    if notes:
-        parts += [Text(""), *notes]
-    return Group(*parts)
+    """The whole of `meshllm status`: lines of head, a table of devices, notes on what needs an explanation."""
+    return Group(_head(status), *_serving(status), Text(""), _devices(status, width), Text(""), *_notes(status))
 
 
 def _head(status: Status) -> Text:
-    head = Text.assemble((printable(status.name), "bold"), "  ")
     facts = (f"meshllm {status.build}", f"mesh {status.mesh_tag}", f"up {in_time(status.uptime_s)}")
+    head = Text.assemble((f"{printable(status.name)}  ", "bold"))
     return head.append(" · ".join(printable(fact) for fact in facts), "dim")
 
 
-def _serving(status: Status) -> Text:
-    line = Text.assemble((status.state, _STATES.get(status.state, "")))
+def _serving(status: Status) -> list[Text]:
+    line = Text.assemble((status.state, _STATES.get(status.state, "")), "  ")
     model, layout = status.model, status.layout
     if model is not None:
-        line.append("  ").append(printable(model.name), "bold")
-        line.append(f"  {printable(model.architecture)}, {in_bytes(model.file_bytes)}", "dim")
-    if layout is not None:
-        n = len(layout.ranks)
-        line.append(f"  on {n} device{'s' if n != 1 else ''}", "")
-        line.append(f"  {layout.slots} × {layout.context} tokens", "dim")
-        if n > 1:
-            line.append(f", {layout.exchange} exchange", "dim")
-        if layout.predicted_decode_tok_s > 0:
-            line.append(f", about {layout.predicted_decode_tok_s:.0f} tok/s expected", "dim")
-    if status.detail and (layout is None or status.state != "serving"):
-        line.append("  " + printable(status.detail))
-    return line
+        facts = f" ({printable(model.architecture)}, {in_bytes(model.file_bytes)})"
+        line.append(printable(model.name), "bold").append(facts, "dim")
+    if layout is None or status.state != "serving":
+        if status.detail:
+            line.append("  " * (model is not None) + printable(status.detail))
+        return [line]
+    n = len(layout.ranks)
+    line.append(f" on {n} device{'s' if n != 1 else ''}")
+    if layout.predicted_decode_tok_s > 0:
+        line.append(f", about {layout.predicted_decode_tok_s:.0f} tok/s expected", "dim")
+    names = {peer.id: printable(peer.name) for peer in status.peers}
+    more = [f"{layout.slots} × {layout.context} tokens"]
+    if n > 1:
+        more += [f"{layout.exchange} exchange", f"driven by {names.get(layout.driver, layout.driver)}"]
+    return [line, Text(" " * (len(status.state) + 2) + " · ".join(more), "dim")]
 
 
-def _devices(status: Status, *, wide: bool) -> Table:
+def _devices(status: Status, width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
-    table.add_column("device", no_wrap=True, max_width=28)
-    if wide:
-        table.add_column("address", no_wrap=True)
-    table.add_column("part of the model", no_wrap=True)
-    table.add_column("memory", no_wrap=True, justify="right")
-    table.add_column("compute", no_wrap=True)
-    table.add_column("round trip", no_wrap=True, justify="right")
     whole = sum(peer.slice.bytes for peer in status.peers if peer.slice is not None)
+    columns: list[tuple[str, bool, Callable[[PeerStatus], Text]]] = [
+        ("device", True, _name),
+        ("address", width >= ROOM_FOR_ADDRESSES, _address),
+        ("part of the model", True, lambda peer: _part(peer, whole, counts=width >= ROOM_FOR_COUNTS)),
+        ("memory", True, _memory),
+        ("compute", width >= ROOM_FOR_SPEED, _compute),
+        ("reads", width >= ROOM_FOR_SPEED, _speed),
+        ("round trip", True, _round_trip),
+    ]
+    shown = [column for column in columns if column[1]]
+    for title, _, _ in shown:
+        right = title in ("memory", "reads", "round trip")
+        table.add_column(title, no_wrap=True, justify="right" if right else "left", overflow="ellipsis")
     for peer in status.peers:
-        cells = [_name(peer, status.layout)]
-        if wide:
-            cells.append(Text("this device" if peer.state == "self" else printable(peer.address or "-"), "dim"))
-        cells += [_part(peer, whole), _memory(peer), _compute(peer), _round_trip(peer)]
-        table.add_row(*cells)
+        table.add_row(*(cell(peer) for _, _, cell in shown))
     return table
 
 
-def _name(peer: PeerStatus, layout: LayoutStatus | None) -> Text:
+def _name(peer: PeerStatus) -> Text:
     dot, style = _DOTS.get(peer.state, ("?", "red"))
-    name = Text.assemble((dot, style), " ", (printable(peer.name), "bold" if peer.state == "self" else ""))
-    if layout is not None and layout.driver == peer.id:
-        name.append(" drives", "dim")
-    return name
+    return Text.assemble((dot, style), " ", (printable(peer.name), "bold" if peer.state == "self" else ""))
 
 
-def _part(peer: PeerStatus, whole: int) -> Text:
+def _address(peer: PeerStatus) -> Text:
+    return Text("this device" if peer.state == "self" else printable(peer.address or "-"), "dim")
+
+
+def _part(peer: PeerStatus, whole: int, *, counts: bool) -> Text:
     if peer.slice is None:
-        word = {"self": "none", "connected": "none"}.get(peer.state, peer.state)
-        return Text(word, _DOTS.get(peer.state, ("", "dim"))[1] if word == peer.state else "dim")
-    heads, ffn, part = peer.slice.heads, peer.slice.ffn, peer.slice.bytes / max(whole, 1)
-    text = Text.assemble((bar(part), "cyan"), f" {100 * part:3.0f} %  ")
-    return text.append(f"heads {_range(heads)}, ffn {_range(ffn)}", "dim")
-
-
-def _range(half_open: tuple[int, int]) -> str:
-    first, end = half_open
-    return "none" if end <= first else f"{first}–{end - 1}"
+        used = peer.state in ("self", "connected")
+        return Text("none", "dim") if used else Text(peer.state, _DOTS.get(peer.state, ("", "red"))[1])
+    part = peer.slice.bytes / max(whole, 1)
+    text = Text.assemble((bar(part), "cyan"), f" {100 * part:3.0f} %")
+    if counts:
+        heads, ffn = (end - first for first, end in (peer.slice.heads, peer.slice.ffn))
+        text.append(f"  {heads} heads, {ffn} ffn", "dim")
+    return text
 
 
 def _memory(peer: PeerStatus) -> Text:
-    if peer.slice is None and peer.free_bytes is None and peer.memory_bytes is None:
+    known = peer.memory_bytes if peer.memory_bytes is not None else peer.free_bytes
+    if peer.slice is None and known is None:
         return Text("-", "dim")
     used = in_bytes(peer.slice.bytes) if peer.slice else "0"
-    known = peer.memory_bytes if peer.memory_bytes is not None else peer.free_bytes
-    return Text.assemble(used, (f" of {in_bytes(known)}", "dim"))
+    return Text.assemble(used, (f" of {in_bytes(known)}" if known is not None else "", "dim"))
 
 
 def _compute(peer: PeerStatus) -> Text:
-    if peer.threads is None:
-        return Text("-", "dim")
-    text = Text(f"{peer.threads} × {printable(peer.isa or '?')}")
-    if peer.read_gbps is not None:
-        text.append(f"  {peer.read_gbps:.1f} GB/s", "dim")
-    return text
+    return Text("-", "dim") if peer.threads is None else Text(f"{peer.threads} × {printable(peer.isa or '?')}")
+
+
+def _speed(peer: PeerStatus) -> Text:
+    return Text("-", "dim") if peer.read_gbps is None else Text(f"{peer.read_gbps:.1f} GB/s")
 
 
 def _round_trip(peer: PeerStatus) -> Text:

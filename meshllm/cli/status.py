@@ -15,6 +15,7 @@ from meshllm.errors import MeshLLMError, NoDaemonError
 from meshllm.status import STATUS_VERSION, Status
 
 WATCH_S = 1.0
+PIPE_WIDTH = 160  # columns where stdout is no terminal: nothing is left out
 
 
 @click.command()
@@ -61,7 +62,7 @@ def _print_table(client: DaemonClient, watch: bool) -> None:
 
     from meshllm.cli.render import status_view
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     while True:
         console.print(status_view(fetch_status(client), console.width))
         if not watch:

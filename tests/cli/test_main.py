@@ -1,0 +1,82 @@
+"""The command itself: how fast it starts, what it imports, exit codes of wrong usage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+
+from meshllm import __version__
+from meshllm.cli.main import COMMANDS, LazyGroup, cli
+
+
+def test_version_is_there_fast(meshllm) -> None:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = meshllm("--version")
+        times.append(time.perf_counter() - start)
+    assert done.stdout.decode() == f"meshllm {__version__}\n"
+    assert min(times) < 0.3  # 0.15 s is the promise on a quiet machine; tests may share theirs
+
+
+@pytest.mark.parametrize(
+    ("words", "banned"),
+    [
+        ("meshllm.cli.main", "rich msgspec trio structlog http.client numpy"),
+        ("meshllm.cli.ask", "rich trio structlog numpy cryptography"),
+        ("meshllm.cli.status", "trio structlog numpy cryptography"),
+    ],
+)
+def test_command_does_not_import_what_it_does_not_need(words: str, banned: str) -> None:
+    story = f"import sys, {words}; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", story], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert not set(loaded.split()) & set(banned.split())
+
+
+def test_every_listed_command_is_there_under_its_name() -> None:
+    assert isinstance(cli, LazyGroup)
+    context = click.Context(cli)
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["nonsense"], ["ask", "--nonsense"], ["status", "extra"], ["ask", "x", "--seed", "-1"], ["daemon", "--port", "x"]],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_2_and_one_line(meshllm, words) -> None:
+    done = meshllm(*words)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1), done.stderr
+    assert done.stderr.startswith(b"meshllm: ")
+
+
+def test_no_command_shows_the_commands(meshllm) -> None:
+    done = meshllm()
+    assert done.returncode == 2
+    assert all(name in done.stderr.decode() for name in COMMANDS)
+
+
+def test_daemon_has_a_flag_for_each_setting(meshllm) -> None:
+    from meshllm.settings import SETTINGS
+
+    done = meshllm("daemon", "--help")
+    assert done.returncode == 0
+    missing = [setting.option for setting in SETTINGS if setting.option not in done.stdout.decode()]
+    assert not missing
+
+
+def test_faults_of_a_configuration_file_name_file_and_line(meshllm, tmp_path) -> None:
+    (tmp_path / "bad.toml").write_text('name = "a"\nportt = 5\n')
+    done = meshllm("daemon", "--config", str(tmp_path / "bad.toml"))
+    assert done.returncode == 2
+    assert f"{tmp_path}/bad.toml:2: portt: unknown key".encode() in done.stderr
+    assert b'"port"' in done.stderr
