@@ -119,6 +119,7 @@ class ControlLink:
         self._queue, self._outgoing = trio.open_memory_channel[ControlMessage](QUEUE_FRAMES)
         self._scope = trio.CancelScope()
         self._closing: str | None = None
+        self.ended = trio.Event()
 
     def send(self, message: ControlMessage) -> bool:
         """Queues a message; False if the queue is full or the link is closing. Order is kept."""
@@ -151,6 +152,7 @@ class ControlLink:
             self._outgoing.close()
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(self._stream)  # nothing below waits on the peer
+            self.ended.set()
         return self._closing or reason
 
     async def _read(self, receive: Callable[[ControlMessage], None]) -> None:

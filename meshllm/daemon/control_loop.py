@@ -1,0 +1,399 @@
+"""The control loop: owns the Node, its links, its timer and the handle of the data loop; carries out the Node's
+actions.
+
+Everything here runs in one trio loop. After whatever happens the Node is told, its actions are carried out by the one
+`match` below, and its timer is set. The API uses the public part: `status`, `model`, `open_request`, `reload`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, TypeVarTuple, Unpack, assert_never
+
+import trio
+
+from meshllm.daemon import loop_bridge as bridge
+from meshllm.daemon.data_loop import DataLoop
+from meshllm.daemon.device import UNKNOWN_BYTES, free_bytes
+from meshllm.daemon.member_links import MemberLinks
+from meshllm.daemon.model_store import ModelStore
+from meshllm.daemon.readers import Delivery, Readers
+from meshllm.daemon.served_model import ModelFollower, ServedModel, no_model_yet
+from meshllm.daemon.status_report import CostWindow, OwnFacts, build_status, show_address
+from meshllm.errors import KernelError, LinkLostError, MeshLLMError, NoModelError, RemoteProtocolError
+from meshllm.layout.layout import Device, NodeId
+from meshllm.log import Logger
+from meshllm.mesh import actions as act
+from meshllm.mesh.facts import NodeConfig
+from meshllm.mesh.framing import FrameDecoder
+from meshllm.mesh.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    ControlMessage,
+    DataHello,
+    Epoch,
+    Hello,
+    Submit,
+)
+from meshllm.mesh.node import Node
+from meshllm.net.discovery import Announcement, Discovery, Ignored, Sighting
+from meshllm.net.identity import Identity
+from meshllm.net.interfaces import announced_addresses
+from meshllm.net.link import ControlLink, TlsStream
+from meshllm.net.listener import Incoming, Strangers, dial, serve
+from meshllm.status import DaemonState, ModelStatus, Status
+
+FREE_BYTES_INTERVAL_S: Final = 2.0
+STOP_TIMEOUT_S: Final = 2.0  # for links to say goodbye
+Args = TypeVarTuple("Args")
+
+_WARNINGS: Final = ("_lost", "_refused", "_failed", "_broken", "_incompatible", "_cloned")
+
+
+class ControlLoop:
+    """See the head of this file. Made, then `run` in a nursery of the composition root."""
+
+    def __init__(
+        self,
+        *,
+        config: NodeConfig,
+        device: Device,
+        identity: Identity,
+        data: DataLoop,
+        sockets: Sequence[socket.socket],
+        peers: Sequence[act.Address],
+        interfaces: Sequence[str],
+        store: ModelStore,
+        wanted_model: str | None,
+        log: Logger,
+    ) -> None:
+        """sockets: listening, of config.port. peers: static addresses. data: not started yet."""
+        now = trio.current_time()
+        self._config = config
+        self._device = device
+        self._identity = identity
+        self._data = data
+        self._sockets = list(sockets)
+        self._log = log
+        self._started_s = now
+        self._node = Node(config, device, None, now)
+        self._links: dict[act.LinkId, ControlLink] = {}
+        self._link_ids = itertools.count(1)
+        self._readers = Readers()
+        self._members = MemberLinks(config.node, identity, data)
+        self._timer = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._served: ServedModel | None = None
+        self._model_error: MeshLLMError | None = None
+        self._looked = False
+        self._costs = CostWindow()
+        self._follower = ModelFollower(store, wanted_model, self._model_changed)
+        announcement = Announcement(config.node, identity.tag, f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}", config.port)
+        self._discovery = Discovery(announcement, interfaces, self._seen, self._discovery_report)
+        for address in peers:
+            self._node.addresses_found("static", None, (address,), now)
+
+    # --- the face for the API and the composition root ----------------------------------------------------------------
+
+    def status(self) -> Status:
+        """Everything that is known now."""
+        now = trio.current_time()
+        view = self._node.view(now)
+        hosts = announced_addresses(self._discovery.chosen)
+        own = OwnFacts(
+            config=self._config,
+            device=self._device,
+            tag=self._identity.tag,
+            addresses=tuple(show_address((host, self._config.port)) for host in hosts),
+            unknown_bytes=UNKNOWN_BYTES,
+            free_bytes=free_bytes(),
+            uptime_s=now - self._started_s,
+        )
+        state: tuple[DaemonState, str | None] = (view.state, view.detail)
+        if self._served is None:
+            state = self._state_without_model()
+        return build_status(
+            view, own, self._model_status(), state, self._readers.counts(self._costs.steps), self._costs.per_token()
+        )
+
+    def model(self) -> ServedModel:
+        """The model served here. Raises NoModelError or ModelFileError."""
+        if self._served is not None:
+            return self._served
+        raise self._model_error or no_model_yet()
+
+    @asynccontextmanager
+    async def open_request(self, submit: Submit) -> AsyncIterator[trio.MemoryReceiveChannel[Delivery]]:
+        """A request in the mesh; the channel gives Tokens until Finished or Failed, then ends. Leaving cancels it."""
+        with self._readers.open(submit) as receive:
+            try:
+                self._node.submit(submit, trio.current_time())
+                self._carry_out()
+                yield receive
+            finally:
+                if self._readers.close(submit.request):
+                    self._node.cancel(submit.request, trio.current_time())
+                    self._carry_out()
+
+    def reload(self) -> None:
+        """Looks for a model again, if none is served."""
+        if self._served is None and self._nursery is not None and self._looked:
+            self._looked = False
+            self._nursery.start_soon(self._follower.run)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Runs until cancelled; started once peers may connect. Raises KernelError if the data loop died."""
+        self._data.start()
+        strangers = Strangers(self._stranger_refused)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(serve, self._sockets, self._identity.server, strangers, self._accepted)
+                nursery.start_soon(self._discovery.run)
+                nursery.start_soon(self._follower.run)
+                nursery.start_soon(self._keep_time)
+                nursery.start_soon(self._take_events)
+                nursery.start_soon(self._watch_memory)
+                self._carry_out()
+                task_status.started()
+        finally:
+            self._nursery = None
+            self._data.post(bridge.Stop())
+            self._data.interrupt()
+
+    async def stop(self, reason: str) -> None:
+        """Local answers fail, peers are told, links close; at most STOP_TIMEOUT_S. Cancel `run` after it."""
+        self._node.shutdown(reason, trio.current_time())
+        self._carry_out()
+        with trio.move_on_after(STOP_TIMEOUT_S):
+            for link in list(self._links.values()):
+                await link.ended.wait()
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    async def _keep_time(self) -> None:
+        while True:
+            with trio.CancelScope(deadline=self._node.next_deadline()) as self._timer:
+                await trio.sleep_forever()
+            self._node.wake(trio.current_time())
+            self._carry_out()
+
+    async def _watch_memory(self) -> None:
+        while True:
+            self._node.set_free_bytes(free_bytes())
+            await trio.sleep(FREE_BYTES_INTERVAL_S)
+
+    async def _accepted(self, incoming: Incoming) -> None:
+        match incoming.hello:
+            case DataHello() as hello:
+                await self._answer_member(incoming, hello)
+            case Hello() as hello:
+                await self._run_link(incoming.stream, None, incoming.decoder, [hello, *incoming.more])
+            case never:
+                assert_never(never)
+
+    async def _answer_member(self, incoming: Incoming, hello: DataHello) -> None:
+        try:
+            await self._members.answer(incoming, hello)
+        except (LinkLostError, RemoteProtocolError) as error:
+            self._log.warning("data_link_failed", peer=hello.node, reason=str(error))
+
+    async def _run_link(
+        self,
+        stream: TlsStream,
+        dialed: str | None,
+        decoder: FrameDecoder | None,
+        first: Sequence[ControlMessage | DataHello],
+    ) -> None:
+        """A control link from its opening to its end."""
+        link_id = act.LinkId(next(self._link_ids))
+        try:
+            link = ControlLink(stream, decoder)
+        except OSError as error:  # gone already
+            await trio.aclose_forcefully(stream)
+            if dialed is not None:
+                self._tell_dial_failed(dialed, str(error))
+            return
+        self._links[link_id] = link
+        self._node.link_opened(link_id, link.address, dialed, trio.current_time())
+        for message in first:
+            if not isinstance(message, DataHello):
+                self._node.receive(link_id, message, trio.current_time())
+        self._carry_out()
+        reason = await link.run(lambda message: self._received(link_id, message))
+        if self._links.pop(link_id, None) is not None:
+            self._node.link_lost(link_id, reason, trio.current_time())
+            self._carry_out()
+
+    def _received(self, link_id: act.LinkId, message: ControlMessage) -> None:
+        if link_id in self._links:
+            self._node.receive(link_id, message, trio.current_time())
+            self._carry_out()
+
+    async def _dial(self, action: act.Dial) -> None:
+        try:
+            stream = await dial(action.addresses, self._identity.client, self._identity.certificate)
+        except LinkLostError as error:
+            self._tell_dial_failed(action.key, str(error))
+            return
+        await self._run_link(stream, action.key, None, [])
+
+    def _tell_dial_failed(self, key: str, reason: str) -> None:
+        self._node.dial_failed(key, reason, trio.current_time())
+        self._carry_out()
+
+    def _seen(self, sighting: Sighting | Ignored) -> None:
+        match sighting:
+            case Sighting(node, ()):
+                self._node.addresses_gone(node, trio.current_time())
+            case Sighting(node, addresses):
+                self._node.addresses_found("mdns", node, addresses, trio.current_time())
+            case Ignored(reason):
+                self._log.debug("advert_ignored", reason=reason)
+            case never:
+                assert_never(never)
+        self._carry_out()
+
+    def _discovery_report(self, event: str, detail: str) -> None:
+        (self._log.warning if event.endswith("_failed") else self._log.info)(event, detail=detail)
+
+    def _stranger_refused(self, address: str, reason: str, untold: int) -> None:
+        self._log.warning("stranger_refused", address=address, reason=reason, not_told=untold)
+
+    def _model_changed(self, served: ServedModel | None, error: MeshLLMError | None) -> None:
+        self._served, self._model_error, self._looked = served, error, served is not None
+        if served is not None:
+            self._log.info("model_opened", model=served.name, sha256=served.sha256[:16], bytes=served.size)
+        elif error is not None and not isinstance(error, NoModelError):
+            self._log.error("model_failed", reason=str(error))
+        self._node.set_model(served.facts() if served is not None else None, self._device, trio.current_time())
+        self._carry_out()
+
+    async def _take_events(self) -> None:
+        while True:
+            self._event(await self._data.next_event())
+            self._carry_out()
+
+    def _event(self, event: bridge.Event) -> None:
+        now = trio.current_time()
+        match event:
+            case bridge.EpochPrepared(epoch, slice_bytes, cache_bytes):
+                self._log.info("slice_packed", epoch=epoch.counter, slice_bytes=slice_bytes, cache_bytes=cache_bytes)
+                self._node.prepared(epoch, now)
+            case bridge.EpochRefused(epoch, reason):
+                self._node.prepare_refused(epoch, reason, now)
+            case bridge.EpochBroken(epoch, node, reason):
+                self._node.epoch_broken(epoch, node, reason, now)
+            case bridge.TokensDrawn(request, start, tokens):
+                self._node.tokens_drawn(request, start, tokens, now)
+            case bridge.RequestFinished(request, reason, n_tokens):
+                self._node.request_finished(request, reason, n_tokens, now)
+            case bridge.RequestFailed(request, code, reason):
+                self._node.request_failed(request, code, reason, now)
+            case bridge.StepCosts():
+                self._costs.add(event, now)
+            case bridge.DataLoopEnded(error):
+                raise KernelError(f"the data loop died: {error}; restart the daemon and report this")
+            case never:
+                assert_never(never)
+
+    # --- what is done -------------------------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        """Carries out what the Node wants, until it wants nothing more, and sets its timer."""
+        while actions := self._node.take_actions():
+            for action in actions:
+                self._do(action)
+        self._timer.deadline = self._node.next_deadline()
+
+    def _do(self, action: act.Action) -> None:
+        match action:
+            case act.Send(link_id, message):
+                self._send(link_id, message)
+            case act.CloseLink(link_id, reason, at_fault):
+                self._close(link_id, reason, at_fault)
+            case act.Dial():
+                self._start(self._dial, action)
+            case act.PrepareEpoch():
+                self._prepare(action)
+            case act.CommitEpoch(epoch):
+                self._data.post(bridge.CommitEpoch(epoch))
+            case act.RetireEpoch(epoch, reason):
+                self._retire(epoch, reason)
+            case act.Admit(epoch, submit):
+                self._data.post(bridge.Admit(epoch, submit))
+            case act.CancelAdmitted(request):
+                self._data.post(bridge.CancelAdmitted(request))
+            case act.Deliver(request, message):
+                self._readers.deliver(request, message, trio.current_time())
+            case act.Report(event, fields):
+                warn = event.endswith(_WARNINGS)
+                (self._log.warning if warn else self._log.info)(event, **dict(fields))
+            case never:
+                assert_never(never)
+
+    def _start(self, task: Callable[[Unpack[Args]], Awaitable[None]], *arguments: *Args) -> None:
+        if self._nursery is not None:  # else the loop is ending
+            self._nursery.start_soon(task, *arguments)
+
+    def _send(self, link_id: act.LinkId, message: ControlMessage) -> None:
+        link = self._links.get(link_id)
+        if link is not None and not link.send(message):
+            del self._links[link_id]
+            link.close("it takes messages too slowly")
+            self._node.link_lost(link_id, "it takes messages too slowly", trio.current_time())
+
+    def _close(self, link_id: act.LinkId, reason: str, at_fault: bool) -> None:
+        link = self._links.pop(link_id, None)
+        if link is not None:
+            link.close(reason)
+            if at_fault:
+                self._log.warning("link_refused", address=show_address(link.address), reason=reason)
+
+    def _prepare(self, action: act.PrepareEpoch) -> None:
+        served = self._served
+        if served is None or served.sha256 != action.model:
+            self._node.prepare_refused(action.epoch, "serves another file", trio.current_time())
+            return
+        self._data.post(
+            bridge.PrepareEpoch(
+                epoch=action.epoch,
+                layout=action.layout,
+                rank=action.rank,
+                is_driver=action.driver,
+                model_path=served.file.path,
+                members=action.members,
+            )
+        )
+        if action.dial:
+            self._start(self._members.dial, action.epoch, action.dial, partial(self._member_failed, action.epoch))
+
+    def _member_failed(self, epoch: Epoch, node: NodeId, reason: str) -> None:
+        self._node.epoch_broken(epoch, node, reason, trio.current_time())
+        self._carry_out()
+
+    def _retire(self, epoch: Epoch, reason: str) -> None:
+        self._members.give_up(epoch)
+        self._data.post(bridge.RetireEpoch(epoch, reason))
+
+    def _state_without_model(self) -> tuple[DaemonState, str | None]:
+        if self._model_error is None:
+            return "starting", "looking for the model"
+        return ("no-model" if isinstance(self._model_error, NoModelError) else "failed"), str(self._model_error)
+
+    def _model_status(self) -> ModelStatus | None:
+        served = self._served
+        if served is None:
+            return None
+        h = served.file.hyperparameters
+        return ModelStatus(
+            name=served.name,
+            sha256=served.sha256,
+            architecture=h.architecture,
+            file_bytes=served.size,
+            context_length=h.context_length,
+        )

@@ -1,0 +1,98 @@
+"""The one model that a daemon serves: found in the store, opened in a worker thread, looked for again where there is
+none.
+
+A model that is served stays: another one pulled meanwhile is served after a restart, or when it is asked for by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from meshllm.daemon.model_store import ModelStore
+from meshllm.errors import MeshLLMError, NoModelError
+from meshllm.mesh.facts import ModelFacts
+from meshllm.mesh.messages import ModelHash
+from meshllm.model.model_file import ModelFile
+from meshllm.model.weight_sizes import measure_shape
+
+POLL_S: Final = 1.0  # between looks for a model while there is none: two stats
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """An open model file and its facts."""
+
+    name: str
+    sha256: str
+    size: int  # bytes
+    file: ModelFile
+
+    def facts(self) -> ModelFacts:
+        """What the mesh must know of it."""
+        h = self.file.hyperparameters
+        shape = measure_shape(h, self.file.gguf.tensors.values())
+        return ModelFacts(hash=ModelHash(self.sha256), name=self.name, shape=shape)
+
+
+class ModelFollower:
+    """Finds the model to serve. `changed` is called in the trio loop, with the model or with why there is none."""
+
+    def __init__(
+        self, store: ModelStore, wanted: str | None, changed: Callable[[ServedModel | None, MeshLLMError | None], None]
+    ) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._changed = changed
+
+    async def run(self) -> None:
+        """Looks until there is a model, then ends. An error is told once for each change of the files."""
+        while True:
+            stamp = self._stamp()
+            try:
+                served = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
+            except MeshLLMError as error:
+                self._changed(None, error)
+            else:
+                self._changed(served, None)
+                return
+            while self._stamp() == stamp:  # noqa: ASYNC110  # another process changes the files: no event tells of it
+                await trio.sleep(POLL_S)
+
+    def _open(self) -> ServedModel:
+        stored = self._store.resolve(self._wanted)
+        file = ModelFile.open(stored.path)
+        try:
+            _ = file.hyperparameters, file.tokenizer, file.chat_template  # slow the first time: here, not in the loop
+        except BaseException:
+            file.close()
+            raise
+        with contextlib.suppress(MeshLLMError):  # a store that cannot be written still serves
+            self._store.mark_used(stored.name)
+        return ServedModel(stored.name, stored.sha256, stored.size, file)
+
+    def _stamp(self) -> tuple[tuple[int, int] | None, ...]:
+        """Changes when looking again may find something else."""
+        paths = [self._store.folder / "index.json"]
+        if self._wanted is not None and ("/" in self._wanted or self._wanted.endswith(".gguf")):
+            paths.append(Path(self._wanted).expanduser())
+        return tuple(_identity(path) for path in paths)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def no_model_yet() -> NoModelError:
+    """Nothing was looked for yet."""
+    return NoModelError("the daemon is still looking for its model; try again in a moment")
