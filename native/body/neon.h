@@ -1,0 +1,61 @@
+// The primitives that the two NEON files share: four lanes, panels of four rows.
+#include <arm_neon.h>
+
+#include "body/prelude.h"
+
+#define LANES 4
+typedef float32x4_t vf;
+typedef int32x4_t vi;
+struct w_block { // group g holds four columns of each of the four rows
+    int8x16_t group[8];
+};
+
+ALWAYS_INLINE vf vf_load(const float *p) { return vld1q_f32(p); }
+ALWAYS_INLINE void vf_store(float *p, vf a) { vst1q_f32(p, a); }
+ALWAYS_INLINE vf vf_set1(float a) { return vdupq_n_f32(a); }
+ALWAYS_INLINE vf vf_add(vf a, vf b) { return vaddq_f32(a, b); }
+ALWAYS_INLINE vf vf_sub(vf a, vf b) { return vsubq_f32(a, b); }
+ALWAYS_INLINE vf vf_mul(vf a, vf b) { return vmulq_f32(a, b); }
+ALWAYS_INLINE vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
+ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+ALWAYS_INLINE vf vf_min(vf a, vf b) { return vminq_f32(a, b); }
+ALWAYS_INLINE vf vf_max(vf a, vf b) { return vmaxq_f32(a, b); }
+ALWAYS_INLINE vf vf_round(vf a) { return vrndnq_f32(a); }
+ALWAYS_INLINE vf vf_pow2(vf n) { // 2^n for whole n in [-126, 127]
+    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
+}
+ALWAYS_INLINE vf vf_select_special(vf x, vf y) { // of exp: 0 below -87, infinity above 88.72, NaN for NaN
+    y = vbslq_f32(vcltq_f32(x, vdupq_n_f32(-87.0f)), vdupq_n_f32(0), y);
+    y = vbslq_f32(vcgtq_f32(x, vdupq_n_f32(88.72f)), vdupq_n_f32(INFINITY), y);
+    return vbslq_f32(vceqq_f32(x, x), y, x);
+}
+ALWAYS_INLINE float vf_reduce_add(vf a) { return vaddvq_f32(a); }
+ALWAYS_INLINE vf vf_of_vi(vi a) { return vcvtq_f32_s32(a); }
+ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+ALWAYS_INLINE void vf_store_f16(uint16_t *p, vf a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
+ALWAYS_INLINE vi vi_set1(int32_t a) { return vdupq_n_s32(a); }
+ALWAYS_INLINE vi vi_add(vi a, vi b) { return vaddq_s32(a, b); }
+ALWAYS_INLINE vi vi_sub(vi a, vi b) { return vsubq_s32(a, b); }
+ALWAYS_INLINE vi vi_load(const uint8_t *p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+ALWAYS_INLINE void vi_store(int32_t *p, vi a) { vst1q_s32(p, a); }
+
+ALWAYS_INLINE int8x16_t four_of(const int8_t *a) { // four activations, in every lane
+    int32_t four;
+    memcpy(&four, a, 4);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+
+ALWAYS_INLINE struct w_block w_of_nibbles(const uint8_t *groups) {
+    struct w_block w;
+    for (int g = 0; g < 4; g++) {
+        uint8x16_t bytes = vld1q_u8(groups + 16 * g);
+        w.group[g] = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+        w.group[g + 4] = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
+    }
+    return w;
+}
+ALWAYS_INLINE struct w_block w_of_bytes(const uint8_t *groups) {
+    struct w_block w;
+    for (int g = 0; g < 8; g++) w.group[g] = vreinterpretq_s8_u8(vld1q_u8(groups + 16 * g));
+    return w;
+}

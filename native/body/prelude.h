@@ -1,0 +1,16 @@
+// What every ISA file includes before its primitives.
+#ifndef MESHLLM_PRELUDE_H
+#define MESHLLM_PRELUDE_H
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "blocks.h"
+#include "kernels.h"
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+ALWAYS_INLINE size_t format_block_size_of(uint32_t format) { // of a constant: folds away
+    return format == MESHLLM_Q4_0 ? 18 : format == MESHLLM_Q4_1 ? 20 : 34;
+}
+#endif

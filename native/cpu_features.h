@@ -1,0 +1,9 @@
+// What the CPU and the operating system both allow.
+#ifndef MESHLLM_CPU_FEATURES_H
+#define MESHLLM_CPU_FEATURES_H
+#include <stdbool.h>
+
+bool cpu_has_avx2(void);         // AVX2, FMA and F16C, with ymm state saved by the system
+bool cpu_has_neon(void);         // Advanced SIMD
+bool cpu_has_neon_dotprod(void); // SDOT and UDOT
+#endif

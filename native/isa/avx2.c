@@ -1,0 +1,90 @@
+// AVX2 with FMA and F16C: eight lanes, panels of eight rows. Compiled with -mavx2 -mfma -mf16c, this file alone.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "body/prelude.h"
+
+#define LANES 8
+typedef __m256 vf;
+typedef __m256i vi;
+struct w_block { // group g holds four columns of each of the eight rows
+    __m256i group[8];
+};
+
+ALWAYS_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
+ALWAYS_INLINE void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
+ALWAYS_INLINE vf vf_set1(float a) { return _mm256_set1_ps(a); }
+ALWAYS_INLINE vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
+ALWAYS_INLINE vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+ALWAYS_INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+ALWAYS_INLINE vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+ALWAYS_INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+ALWAYS_INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+ALWAYS_INLINE vf vf_round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+ALWAYS_INLINE vf vf_pow2(vf n) { // 2^n for whole n in [-126, 127]
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+ALWAYS_INLINE vf vf_select_special(vf x, vf y) { // of exp: 0 below -87, infinity above 88.72, NaN for NaN
+    y = _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_LT_OQ), y);
+    y = _mm256_blendv_ps(y, _mm256_set1_ps(INFINITY), _mm256_cmp_ps(x, _mm256_set1_ps(88.72f), _CMP_GT_OQ));
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+ALWAYS_INLINE float vf_reduce_add(vf a) {
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+ALWAYS_INLINE vf vf_of_vi(vi a) { return _mm256_cvtepi32_ps(a); }
+ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+ALWAYS_INLINE void vf_store_f16(uint16_t *p, vf a) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+ALWAYS_INLINE vi vi_set1(int32_t a) { return _mm256_set1_epi32(a); }
+ALWAYS_INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+ALWAYS_INLINE vi vi_sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
+ALWAYS_INLINE vi vi_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+ALWAYS_INLINE void vi_store(int32_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
+
+ALWAYS_INLINE vi four_of(const int8_t *a) { // four activations, in every lane
+    int32_t four;
+    memcpy(&four, a, 4);
+    return _mm256_set1_epi32(four);
+}
+
+ALWAYS_INLINE struct w_block w_of_nibbles(const uint8_t *groups) {
+    struct w_block w;
+    const __m256i low = _mm256_set1_epi8(15);
+    for (int g = 0; g < 4; g++) {
+        __m256i bytes = vi_load(groups + 32 * g);
+        w.group[g] = _mm256_and_si256(bytes, low);
+        w.group[g + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low);
+    }
+    return w;
+}
+ALWAYS_INLINE struct w_block w_of_bytes(const uint8_t *groups) {
+    struct w_block w;
+    for (int g = 0; g < 8; g++) w.group[g] = vi_load(groups + 32 * g);
+    return w;
+}
+
+// All 32 products of a row fit 16 bits, eight pairs in a lane: 8 * 2 * 15 * 127 = 30480. One widening for a block.
+ALWAYS_INLINE vi dot_nibbles(const struct w_block *w, const int8_t *a) {
+    __m256i sum = _mm256_maddubs_epi16(w->group[0], four_of(a));
+    for (int g = 1; g < 8; g++) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w->group[g], four_of(a + 4 * g)));
+    return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+}
+
+// maddubs wants one side unsigned: |w| * sign(w) a. |-128| is 128 as unsigned, and 2 * 128 * 127 = 32512 fits 16 bits.
+ALWAYS_INLINE vi dot_bytes(const struct w_block *w, const int8_t *a) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int g = 0; g < 8; g++) {
+        __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(w->group[g]), _mm256_sign_epi8(four_of(a + 4 * g), w->group[g]));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+    }
+    return sum;
+}
+
+#include "body/bodies.h"
+KERNELS_TABLE(kernels_avx2, "avx2")
+#else
+typedef int no_avx2_here; // ISO C forbids an empty file
+#endif
