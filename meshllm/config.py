@@ -78,7 +78,7 @@ def _read(setting: Setting, value: object, where: str) -> object:
 
 
 def _shown(value: object) -> str:
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    text = f'"{value}"' if isinstance(value, str) and value.isprintable() else ascii(value)
     return text if len(text) <= 60 else text[:57] + '..."'
 
 
@@ -127,8 +127,8 @@ def parse_toml(text: str, file: str) -> dict[str, object]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        place, message = (f":{found[1]}", str(error)[: found.start()].strip()) if found else ("", str(error))
-        raise ConfigError(f"{file}{place}: {message}") from None
+        line = found[1] if found else text.count("\n") + 1  # else it says "at end of document"
+        raise ConfigError(f"{file}:{line}: {str(error).partition(' (at ')[0]}") from None
     values: dict[str, object] = {}
     for key, value in document.items():
         where = f"{file}:{_line_of(text, key)}: {key}"
