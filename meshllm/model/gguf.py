@@ -19,9 +19,8 @@ from typing import Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from meshllm.errors import ModelFileError
 from meshllm.model.formats import Format
-from meshllm.model.gguf_values import GET_AGAIN, Cursor, GgufArray, MetadataValue, ValueType
+from meshllm.model.gguf_values import GET_AGAIN, Cursor, GgufArray, MetadataValue, ValueType, refusal
 
 VERSIONS: Final = (2, 3)  # they differ in nothing that a little-endian file shows
 DEFAULT_ALIGNMENT: Final = 32
@@ -55,7 +54,7 @@ class GgufFile:
 
     def refuse(self, what: str) -> NoReturn:
         """Raises ModelFileError about this file."""
-        raise ModelFileError(f"{self.name}: {what}")
+        raise refusal(self.name, what)
 
     def find_str(self, key: str) -> str | None:
         value = self.metadata.get(key)

@@ -18,8 +18,17 @@ import numpy.typing as npt
 from meshllm.errors import ModelFileError
 
 GET_AGAIN: Final = 'the file is damaged or incomplete: get it again, for example with "meshllm pull"'
+MAX_MESSAGE_CHARS: Final = 500
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
+
+
+def refusal(name: str, what: str) -> ModelFileError:
+    """The error about a file, in one line: names in it come from the file and may hold anything, at any length."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in what)
+    if len(line) > MAX_MESSAGE_CHARS:
+        line = f"{line[: MAX_MESSAGE_CHARS // 2]} … {line[-MAX_MESSAGE_CHARS // 2 :]}"
+    return ModelFileError(f"{name}: {line}")
 
 
 class ValueType(IntEnum):
@@ -94,7 +103,7 @@ class Cursor:
         self.position = 0
 
     def refuse(self, what: str) -> NoReturn:
-        raise ModelFileError(f"{self.name}: {what}")
+        raise refusal(self.name, what)
 
     def need(self, n_bytes: int, what: str) -> None:
         left = len(self.data) - self.position
