@@ -1,0 +1,306 @@
+"""The driver's work on epochs: offer, commit, end. When and what to plan is planning.py's. Pure.
+
+A new epoch is prepared beside the old one and committed when all its members prepared it; the old one ends with its
+last answer. Where both do not fit into memory, the offer waits until the old one is idle. An epoch that loses a member
+ends: its answers fail, naming the member, and the next plan is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from meshllm.errors import LocalProtocolError
+from meshllm.layout.layout import Layout, NodeId
+from meshllm.mesh.epoch import EpochBook, EpochEvent, members_of
+from meshllm.mesh.facts import ModelFacts
+from meshllm.mesh.membership import Membership
+from meshllm.mesh.messages import Abort, Commit, ControlMessage, Epoch, Prepare
+from meshllm.mesh.outbox import Outbox
+from meshllm.mesh.planning import Planning, Situation, same_placement
+from meshllm.mesh.request import Admissions
+
+PREPARE_S: Final = 600.0  # a rank that takes longer to pack its slice is left out
+YIELD_S: Final = 15.0  # after another was elected, an idle epoch of ours ends: its memory may be what the other lacks
+
+
+class OfferState(StrEnum):
+    """Where an epoch is, on its driver."""
+
+    OFFERED = "offered"
+    COMMITTED = "committed"
+    FINISHING = "finishing"  # a newer one is in force; it runs its answers to their ends
+    ENDED = "ended"
+
+
+class OfferEvent(StrEnum):
+    """What happens to it."""
+
+    ALL_PREPARED = "all prepared"
+    SUPERSEDED = "superseded"
+    ENDED = "ended"  # refused, member lost, broken, idle after it was superseded, no longer the driver
+
+
+TRANSITIONS: Final[dict[tuple[OfferState, OfferEvent], OfferState]] = {
+    (OfferState.OFFERED, OfferEvent.ALL_PREPARED): OfferState.COMMITTED,
+    (OfferState.OFFERED, OfferEvent.ENDED): OfferState.ENDED,
+    (OfferState.COMMITTED, OfferEvent.SUPERSEDED): OfferState.FINISHING,
+    (OfferState.COMMITTED, OfferEvent.ENDED): OfferState.ENDED,
+    (OfferState.FINISHING, OfferEvent.ENDED): OfferState.ENDED,
+}
+
+
+@dataclass(slots=True)
+class Offer:
+    """An epoch of ours. waiting: members that have not prepared it."""
+
+    epoch: Epoch
+    model: ModelFacts
+    layout: Layout
+    waiting: dict[NodeId, None]
+    deadline: float
+    state: OfferState = OfferState.OFFERED
+
+    def step(self, event: OfferEvent) -> None:
+        """Applies an event."""
+        state = TRANSITIONS.get((self.state, event))
+        if state is None:
+            raise LocalProtocolError(f"offer {self.epoch.counter}: {event} while {self.state}")
+        self.state = state
+
+    def has(self, node: NodeId) -> bool:
+        """Whether a node is one of its members."""
+        return node == self.epoch.driver or self.layout.rank_of(node) is not None
+
+
+class Driver:
+    """Drives while this node is the elected one; its committed epochs serve until another driver's replaces them."""
+
+    def __init__(
+        self,
+        own: NodeId,
+        planning: Planning,
+        members: Membership,
+        epochs: EpochBook,
+        admissions: Admissions,
+        out: Outbox,
+    ) -> None:
+        self._own = own
+        self._planning = planning
+        self._members = members
+        self._epochs = epochs
+        self._admissions = admissions
+        self._out = out
+        self._offers: dict[Epoch, Offer] = {}
+        self._yield_at = math.inf
+        self._when_idle: Layout | None = None  # does not fit beside what runs: offered when that has ended
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a layout is about to be planned or is being prepared."""
+        return self._planning.is_due or bool(self._offered()) or self._when_idle is not None
+
+    def review(self, now: float) -> None:
+        """After every event: ends what is over, plans if that is due."""
+        self._finish_superseded()
+        if self._planning.model is None or self._planning.elected() != self._own:
+            self._stand_down(now)
+            return
+        self._yield_at = math.inf
+        for offer in self._offered():
+            if now >= offer.deadline:
+                self._late(offer, now)
+        if self._planning.look(offering=bool(self._offered()), now=now):
+            planned = self._planning.plan(now)
+            self._when_idle = None
+            if planned is not None:
+                self._adopt(*planned, now)
+        elif self._when_idle is not None:
+            self._offer_when_idle(now)
+
+    def next_deadline(self) -> float:
+        """When `review` has something to do without another event."""
+        waiting = [offer.deadline for offer in self._offered()]
+        return min([self._planning.next_deadline(), self._yield_at if self._offers else math.inf, *waiting])
+
+    # --- what members say
+
+    def prepared(self, epoch: Epoch, node: NodeId) -> None:
+        """A member, or this node, is ready."""
+        offer = self._offers.get(epoch)
+        if offer is None or offer.state is not OfferState.OFFERED:
+            return
+        offer.waiting.pop(node, None)
+        if not offer.waiting:
+            self._commit(offer)
+
+    def refused(self, epoch: Epoch, node: NodeId, reason: str, seen: Epoch | None, now: float) -> None:
+        """A member cannot, or saw a larger epoch: `seen`."""
+        self._epochs.saw(seen)
+        offer = self._offers.get(epoch)
+        if offer is None or offer.state is not OfferState.OFFERED or not offer.has(node):
+            return
+        name = "this device" if node == self._own else self._members.name_of(node)
+        if seen is None or seen < epoch:
+            self._planning.exclude(node, f"could not prepare: {reason}", now)
+        self._end(offer, f"{name} could not prepare it: {reason}")
+        self._planning.again(now)
+
+    def broken(self, epoch: Epoch, blame: NodeId | None, reason: str, now: float) -> None:
+        """A member's data loop lost the epoch, because of `blame` if one is known."""
+        offer = self._offers.get(epoch)
+        if offer is None:
+            return
+        if blame is not None and blame != self._own:
+            self._planning.exclude(blame, reason, now)
+        self._end(offer, reason)
+        self._planning.again(now)
+
+    def peer_ended(self, node: NodeId, reason: str, now: float) -> None:
+        """A peer is gone, and with it every epoch that it is a member of."""
+        self._when_idle = None
+        for offer in [offer for offer in self._offers.values() if offer.has(node)]:
+            self._end(offer, reason)
+            self._planning.again(now)
+
+    def peer_joined(self, node: NodeId) -> None:
+        """Tells a newcomer, or one that serves our model now, the layout in force if it is ours."""
+        offer = self._in_force()
+        if offer is not None and self._planning.elected() == self._own:
+            self._announce(offer, [node])
+
+    def end_all(self, reason: str) -> None:
+        """A clean stop, or another model."""
+        for offer in list(self._offers.values()):
+            self._end(offer, reason)
+
+    # --- from layout to epoch
+
+    def _offered(self) -> list[Offer]:
+        return [offer for offer in self._offers.values() if offer.state is OfferState.OFFERED]
+
+    def _in_force(self) -> Offer | None:
+        entry = self._epochs.in_force()
+        return self._offers.get(entry.epoch) if entry else None
+
+    def _adopt(self, layout: Layout, situation: Situation, now: float) -> None:
+        """Offers a layout, unless the one in force or in preparation does as well."""
+        if any(same_placement(offer.layout, layout) for offer in self._offered()):
+            return
+        for offer in self._offered():
+            self._end(offer, "another layout is planned")
+        current = self._in_force()
+        stays = current is not None and current.model == situation.model
+        if current and stays and not self._planning.is_worth_moving(current.layout, layout, situation):
+            if current.layout.left_out != layout.left_out:
+                self._annotate(current, msgspec.structs.replace(current.layout, left_out=layout.left_out))
+        elif self._fits_beside(layout, situation):
+            self._offer(layout, now)
+        else:
+            self._when_idle = layout
+            self._offer_when_idle(now)
+
+    def _fits_beside(self, layout: Layout, situation: Situation) -> bool:
+        usable = {device.node: device.usable_bytes for _, device in situation.devices}
+        for share in layout.shares:
+            held = [s for offer in self._offers.values() for s in offer.layout.shares if s.node == share.node]
+            if sum(s.slice_bytes + s.cache_bytes for s in [*held, share]) > usable[share.node]:
+                return False
+        return True
+
+    def _offer_when_idle(self, now: float) -> None:
+        layout = self._when_idle
+        if layout is None or any(self._admissions.count(epoch) for epoch in self._offers):
+            return
+        self._when_idle = None
+        self.end_all("makes room for another layout")
+        self._offer(layout, now)
+
+    def _offer(self, layout: Layout, now: float) -> None:
+        model = self._planning.model
+        if model is None:
+            raise LocalProtocolError("a layout without a model")
+        epoch = Epoch(self._epochs.next_counter(), self._own)
+        others = members_of(epoch, layout, self._own)
+        self._offers[epoch] = Offer(epoch, model, layout, dict.fromkeys([*others, self._own]), now + PREPARE_S)
+        names = ", ".join("self" if s.node == self._own else self._members.name_of(s.node) for s in layout.shares)
+        self._out.report("layout_offered", epoch=epoch.counter, ranks=names, context=layout.context)
+        addresses = {node: peer.address for node, peer in self._members.alive()}
+        self._epochs.begin(epoch, model.hash, layout, addresses)
+        for node in others:
+            self._send(node, Prepare(epoch, model.hash, layout))
+
+    def _commit(self, offer: Offer) -> None:
+        offer.step(OfferEvent.ALL_PREPARED)
+        entry = self._epochs.get(offer.epoch)
+        if entry is None:
+            raise LocalProtocolError(f"epoch {offer.epoch.counter} is unknown here")
+        self._epochs.step(entry, EpochEvent.COMMIT)
+        for node in members_of(offer.epoch, offer.layout, self._own):
+            self._send(node, Commit(offer.epoch))
+        self._announce(offer, [node for node, _ in self._planning.serving()])
+        self._finish_superseded()
+
+    def _announce(self, offer: Offer, nodes: Sequence[NodeId]) -> None:
+        """Tells those that hold no slice of the layout in force."""
+        for node in nodes:
+            peer = self._members.get(node)
+            if not offer.has(node) and peer is not None and peer.model == offer.model.hash:
+                self._send(node, Prepare(offer.epoch, offer.model.hash, offer.layout))
+                self._send(node, Commit(offer.epoch))
+
+    def _annotate(self, offer: Offer, layout: Layout) -> None:
+        """The same placement with other reasons for those left out."""
+        offer.layout = layout
+        entry = self._epochs.get(offer.epoch)
+        if entry is not None:
+            entry.layout = layout
+        for node, _ in self._planning.serving():
+            self._send(node, Prepare(offer.epoch, offer.model.hash, layout))
+
+    def _finish_superseded(self) -> None:
+        """Epochs of ours that are not in force any more end with their last answer."""
+        entry = self._epochs.in_force()
+        for offer in list(self._offers.values()):
+            if offer.state is OfferState.COMMITTED and entry is not None and entry.epoch != offer.epoch:
+                offer.step(OfferEvent.SUPERSEDED)
+            if offer.state is OfferState.FINISHING and not self._admissions.count(offer.epoch):
+                self._end(offer, "replaced")
+
+    def _end(self, offer: Offer, reason: str) -> None:
+        """Takes back an epoch in whatever state: its answers fail, its members free what it took."""
+        offer.step(OfferEvent.ENDED)
+        del self._offers[offer.epoch]
+        self._out.report("epoch_ended", epoch=offer.epoch.counter, reason=reason)
+        self._admissions.fail_epoch(offer.epoch, reason)
+        for node, _ in self._members.alive():
+            self._send(node, Abort(offer.epoch, reason))
+        entry = self._epochs.get(offer.epoch)
+        if entry is not None:
+            self._epochs.step(entry, EpochEvent.END, reason)
+
+    def _stand_down(self, now: float) -> None:
+        """Somebody else drives, or there is no model: no new epochs of ours; committed ones serve until replaced."""
+        self._planning.stop()
+        self._when_idle = None
+        self._yield_at = min(self._yield_at, now + YIELD_S)
+        if now >= self._yield_at:
+            self._yield_at = now + YIELD_S
+            for offer in [o for o in self._offers.values() if not self._admissions.count(o.epoch)]:
+                self._end(offer, "yields to the device that drives now")
+        for offer in self._offered():
+            self._end(offer, "another device drives now")
+
+    def _late(self, offer: Offer, now: float) -> None:
+        for node in offer.waiting:
+            self._planning.exclude(node, f"did not prepare its part within {PREPARE_S:.0f} s", now)
+        self._end(offer, "a device did not prepare its part in time")
+        self._planning.again(now)
+
+    def _send(self, node: NodeId, message: ControlMessage) -> None:
+        self._out.send(self._members.link_of(node), message)
