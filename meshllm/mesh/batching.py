@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from meshllm.errors import LocalProtocolError
+from meshllm.errors import KernelError, LocalProtocolError
 from meshllm.mesh.messages import Failed, Finished, RequestId, Step, StepEntry, Submit, Tokens
 from meshllm.parameters import SampledToken
 
@@ -148,10 +148,10 @@ class Batcher:
         self._n_steps += 1
         return step
 
-    def complete(self, drawn: Sequence[SampledToken | Failed]) -> list[Outcome]:
+    def complete(self, drawn: Sequence[SampledToken | KernelError]) -> list[Outcome]:
         """The running step is over; `drawn` are the tokens of its entries with sampling, in order.
 
-        A Failed in place of a token ends that request alone.
+        An error in place of a token fails that request alone.
         """
         sequences, self._drawing = self._drawing, None
         if sequences is None or len(sequences) != len(drawn):
@@ -165,10 +165,10 @@ class Batcher:
 
     # --- inside
 
-    def _take_token(self, slot: _Slot, sequence: _Sequence, token: SampledToken | Failed) -> list[Outcome]:
-        if isinstance(token, Failed):
+    def _take_token(self, slot: _Slot, sequence: _Sequence, token: SampledToken | KernelError) -> list[Outcome]:
+        if isinstance(token, KernelError):
             slot.sequence = None
-            return [token]
+            return [Failed(sequence.submit.request, token.code, str(token))]
         start = sequence.n_answered
         sequence.tokens.append(token.token)
         drawn = Tokens(sequence.submit.request, start, (token,))

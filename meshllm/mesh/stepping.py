@@ -32,9 +32,9 @@ class MemberFaultError(RemoteProtocolError):
 
 
 class MemberLeftError(RemoteProtocolError):
-    """A member said that it runs no more steps. `node`: who is to blame, as it sees it; itself if nobody else."""
+    """A member said that it runs no more steps. `node`: who is to blame, as it sees it; None if nobody."""
 
-    def __init__(self, node: NodeId, message: str) -> None:
+    def __init__(self, node: NodeId | None, message: str) -> None:
         super().__init__(message)
         self.node = node
 
@@ -70,9 +70,9 @@ class StepSequencer:
         self._candidates: dict[NodeId, tuple[bytes, ...]] = {}
 
     @property
-    def step(self) -> Step | None:
-        """The running step."""
-        return self._running
+    def has_step(self) -> bool:
+        """Whether take_step would give one."""
+        return self._waiting is not None
 
     # --- steps
 
@@ -109,7 +109,7 @@ class StepSequencer:
             case Step():
                 self._receive_step(sender, message)
             case Leave(node=node, reason=reason):
-                raise MemberLeftError(node if node not in (None, self._own) else sender, reason)
+                raise MemberLeftError(sender if node == self._own else node, reason)
             case Ready():
                 raise MemberFaultError(sender, "sent Ready on a data link in use")
             case _:
@@ -140,13 +140,9 @@ class StepSequencer:
         """Ranks, but for this one, that have not ended the step."""
         return [node for node in self._ranks if node != self._own and node not in self._candidates]
 
-    def take_candidates(self, own: tuple[bytes, ...]) -> list[list[bytes]]:
-        """For each entry with sampling, the candidates of all ranks that have any, in rank order; none may miss."""
-        rows: list[list[bytes]] = [[] for _ in range(self._n_outputs())]
-        for node in self._ranks:
-            for row, data in zip(rows, own if node == self._own else self._candidates[node], strict=False):
-                row.append(data)
-        return rows
+    def candidates_of(self, node: NodeId) -> tuple[bytes, ...]:
+        """What a rank sent for the entries with sampling, in order; () if it has no vocabulary."""
+        return self._candidates[node]
 
     # --- rules
 

@@ -1,8 +1,8 @@
 """The data links of one epoch: send to some, take what comes from all, wait for any. Decides nothing.
 
 Waiting is where the time between devices goes. It has three stages, by how long one has waited: look again at once (a
-frame that is on its way arrives in some 10 µs), then sleep in the system for a moment (some 20 µs to wake up), then park
-in trio (70 µs and more, but other tasks run). A group is waited for by one task; `wake` ends the wait from outside.
+frame that is on its way arrives in some 10 µs), then sleep in the system for a moment (some 20 µs to wake up), then
+park in trio (70 µs and more, but other tasks run). One task waits for a group; `wake` ends the wait from outside.
 """
 
 from __future__ import annotations
@@ -63,6 +63,16 @@ class LinkGroup:
         """Whether some link could not yet send all."""
         return any(link.wants_write for link in self._links.values())
 
+    @property
+    def unsent_nodes(self) -> list[NodeId]:
+        """Whose sockets have not taken all."""
+        return [node for node, link in self._links.items() if link.wants_write]
+
+    def admit(self, frame_limit: int) -> None:
+        """Members may send bodies of this size from now on."""
+        for link in self._links.values():
+            link.admit(frame_limit)
+
     def add(self, node: NodeId, link: DataLink) -> None:
         """Takes a link over."""
         self._links[node] = link
@@ -95,8 +105,8 @@ class LinkGroup:
     async def wait(self, since: float, deadline: float, *, may_sleep: bool) -> None:
         """Returns when there may be something to pump, after `wake`, or at the deadline; perhaps for no reason.
 
-        since, deadline: time.perf_counter() when this wait began, and when it must end (math.inf: never). may_sleep: the
-        whole loop may stand still for SLEEP_S, since nothing else has work.
+        since, deadline: time.perf_counter() when this wait began, and when it must end (math.inf: never). may_sleep:
+        the whole loop may stand still for SLEEP_S, since nothing else has work.
         """
         waited = time.perf_counter() - since
         if waited < SPIN_S:
@@ -109,7 +119,8 @@ class LinkGroup:
                     self._forget_wakes()
                     return
             with trio.move_on_after(max(deadline - time.perf_counter(), 0.0)):
-                await trio.lowlevel.wait_readable(self._fileno())
+                # The selector's own descriptor is readable when one of its sockets is ready (epoll and kqueue nest).
+                await trio.lowlevel.wait_readable(self._selector.fileno())
                 self._forget_wakes()
         finally:
             self._watch_writes(False)
@@ -130,11 +141,6 @@ class LinkGroup:
     def _forget_wakes(self) -> None:
         with suppress(BlockingIOError):
             self._woken.recv(4096)
-
-    def _fileno(self) -> int:
-        """The selector's own descriptor, readable when one of its links is ready (epoll and kqueue can be nested)."""
-        assert isinstance(self._selector, selectors.EpollSelector)
-        return self._selector.fileno()
 
     def _watch_writes(self, wanted: bool) -> None:
         for link in self._links.values():

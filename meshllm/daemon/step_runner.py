@@ -1,0 +1,137 @@
+"""One step at a time on one member: kernels, exchanges with the other ranks, what it cost. For ranks and the driver.
+
+Every wait on a peer has a deadline (mesh.stepping.Patience) and names whom it waits for, so a hung device ends the
+epoch instead of the answer hanging. Nothing here decides what a step holds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from meshllm.daemon.rank_engine import RankEngine
+from meshllm.daemon.step_costs import CostCounter
+from meshllm.engine.executor import Exchange
+from meshllm.engine.sampling import Candidates
+from meshllm.errors import LinkLostError, RemoteProtocolError
+from meshllm.layout.layout import NodeId
+from meshllm.mesh.framing import decode_data, encode_body
+from meshllm.mesh.messages import Message, Partial, Step
+from meshllm.mesh.stepping import MemberFaultError, Patience, StepSequencer
+from meshllm.net.link_group import LinkGroup
+
+
+class HungMemberError(LinkLostError):
+    """A member did not do its part of a step in time. `node`: which one."""
+
+    def __init__(self, node: NodeId, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class StepRunner:
+    """See the head of this file."""
+
+    def __init__(
+        self,
+        *,
+        own: NodeId,
+        ranks: Sequence[NodeId],
+        engine: RankEngine,
+        links: LinkGroup,
+        sequencer: StepSequencer,
+        patience: Patience,
+        costs: CostCounter,
+        may_sleep: Callable[[], bool],
+    ) -> None:
+        """ranks[i]: the node of rank i. may_sleep: nothing else in this loop has work just now."""
+        self.own = own
+        self.other_ranks = tuple(node for node in ranks if node != own)
+        self.engine = engine
+        self.links = links
+        self.sequencer = sequencer
+        self.patience = patience
+        self.costs = costs
+        self._may_sleep = may_sleep
+        self._began_s = 0.0
+        self._exchange_s = 0.0
+        self._bytes = (0, 0)
+
+    def begin(self) -> None:
+        """A step begins: its costs are counted from here."""
+        self._began_s = time.perf_counter()
+        self._exchange_s = 0.0
+        self._bytes = (self.links.bytes_sent, self.links.bytes_received)
+
+    async def run(self, step: Step) -> list[Candidates]:
+        """This rank's part of a step: candidates of its vocabulary for each entry with sampling.
+
+        Raises BatchStoppedError, KernelError, and all that `until` raises.
+        """
+        n_tokens = sum(len(entry.tokens) for entry in step.entries)
+        limit_s = self.patience.limit_s(n_tokens)
+        engine = self.engine
+        engine.begin(step)
+        while isinstance(stop := engine.run(), Exchange):
+            began_s = time.perf_counter()
+            await self._exchange(step.step, stop, limit_s)
+            self._exchange_s += time.perf_counter() - began_s
+        return engine.candidates()
+
+    def send(self, nodes: Sequence[NodeId], message: Message) -> None:
+        """Sends as far as the sockets take it; `until` sends the rest. Raises LinkFaultError."""
+        if nodes:
+            self.links.send(nodes, encode_body(message))
+
+    async def until(
+        self,
+        done: Callable[[], bool],
+        limit_s: float = math.inf,
+        late: Callable[[], Sequence[NodeId]] | None = None,
+    ) -> None:
+        """Sends and receives until done() and all is sent; after limit_s it returns, or blames the first of late().
+
+        Raises HungMemberError, LinkFaultError, MemberFaultError or MemberLeftError.
+        """
+        links = self.links
+        since = time.perf_counter()
+        deadline = since + limit_s
+        while True:
+            links.pump(self._take)
+            if done() and not links.has_unsent:
+                return
+            if time.perf_counter() > deadline:
+                if late is None:
+                    return
+                (node, *_) = late() or links.unsent_nodes
+                raise HungMemberError(node, f"did not do its part of a step within {limit_s:.1f} s")
+            await links.wait(since, deadline, may_sleep=self._may_sleep())
+
+    def end(self, step: Step, waited_s: float = 0.0) -> None:
+        """A step is over. waited_s: for other members, beside exchanges."""
+        total_s = time.perf_counter() - self._began_s
+        sent, received = self._bytes
+        self.patience.observe(sum(len(entry.tokens) for entry in step.entries), total_s)
+        self.costs.add(
+            step,
+            sent=self.links.bytes_sent - sent,
+            received=self.links.bytes_received - received,
+            exchange_s=self._exchange_s + waited_s,
+            total_s=total_s,
+        )
+
+    async def _exchange(self, step: int, stop: Exchange, limit_s: float) -> None:
+        sequencer, index = self.sequencer, stop.index
+        own = stop.partial if len(stop.partial) else None
+        if own is not None:
+            self.send(self.other_ranks, Partial(step, index, bytes(own)))
+        await self.until(lambda: not sequencer.missing(index), limit_s, lambda: sequencer.missing(index))
+        self.engine.supply(sequencer.take_partials(index, own))
+
+    def _take(self, node: NodeId, body: bytes) -> None:
+        try:
+            message = decode_data(body)
+        except RemoteProtocolError as error:
+            raise MemberFaultError(node, str(error)) from error
+        self.sequencer.receive(node, message)
