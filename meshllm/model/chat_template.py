@@ -90,6 +90,7 @@ class ChatTemplate:
         return tokenizer.encode_disarmed(prompt, mark)
 
     def _render(self, conversation: _Conversation, disarm: Callable[[str], str], mark: str) -> str:
+        n_chars = sum(len(text) for text in conversation.texts())
         variables = {
             key: _freeze(value, disarm)
             for key, value in {
@@ -100,7 +101,6 @@ class ChatTemplate:
             }.items()
         }
         environment = self._environment(mark)
-        n_chars = sum(len(text) for text in conversation.texts())
         environment.fuel = BASE_FUEL + FUEL_PER_CHAR * n_chars
         try:
             return environment.render_template("chat", **{**variables, **self._special_texts})
