@@ -55,7 +55,7 @@ def _reason(error: BaseException) -> str:
         if error.reason and ("ALERT" in error.reason or error.reason == "CERTIFICATE_VERIFY_FAILED"):
             return "it refused our certificate (the secrets differ)"
         if error.reason == "UNEXPECTED_EOF_WHILE_READING":
-            return "it left during the handshake (perhaps the secrets differ)"
+            return "it left during the handshake (its secret differs, or it found a faster way here)"
         return f"it does not speak TLS 1.3 as a peer does ({error.reason or 'cut off'})"
     if isinstance(error, socket.gaierror):
         return "its name has no address"

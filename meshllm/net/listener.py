@@ -31,7 +31,7 @@ from meshllm.net.link import (
 MAX_STRANGERS = 64  # connections that have not proved themselves yet
 REPORT_INTERVAL_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
-STAGGER_S = 0.15  # between attempts on the addresses of one peer, as RFC 8305 has it
+STAGGER_S = 0.25  # between attempts on the addresses of one peer, as RFC 8305 has it
 BACKLOG = 128
 
 
