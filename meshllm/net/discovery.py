@@ -198,8 +198,7 @@ class Discovery:
         try:
             while True:
                 chosen = choose_interfaces(self._read_interfaces(), self._patterns)
-                first = self._zeroconf is None and not failing
-                if (chosen != self._chosen or failing) and (chosen == pending or first):
+                if (chosen != self._chosen or failing) and pending in (None, chosen):  # None: the first look
                     failing = not await self._apply(chosen, token)
                 pending = chosen
                 await trio.sleep(POLL_S)

@@ -174,3 +174,52 @@ async def test_no_network_at_all_is_a_normal_state() -> None:
     with trio.move_on_after(0.3):
         await Discovery(OWN, (), lambda _: None, lambda *report: reports.append(report), lambda: ()).run()
     assert reports == []
+
+
+async def test_an_interface_that_comes_later_is_used_and_a_flapping_one_is_damped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("meshllm.net.discovery.POLL_S", 0.05)
+    own = Announcement(NodeId("6" * 16), TAG, "1.0", 4006)
+    reports: list[tuple[str, str]] = []
+    flaps = iter([(), loopback(), (), loopback(), ()])
+
+    def read() -> tuple[Interface, ...]:
+        return next(flaps, loopback())
+
+    def report(event: str, detail: str) -> None:
+        reports.append((event, detail))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Discovery(own, (), lambda _: None, report, read).run)
+            await until_reported(reports, 1)
+            nursery.cancel_scope.cancel()
+    assert reports == [("interfaces_chosen", "lo")]
+    assert next(flaps, None) is None  # not before it stood still
+
+
+async def test_a_changed_address_is_announced_again_disc_07(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshllm.net.discovery.POLL_S", 0.05)
+    own, other = Announcement(NodeId("7" * 16), TAG, "1.0", 4007), Announcement(NodeId("8" * 16), TAG, "1.0", 4008)
+    (lo,) = loopback()
+    lease = {"address": "127.0.0.1"}
+    found: list[Sighting | Ignored] = []
+    reports: list[tuple[str, str]] = []
+
+    def read() -> tuple[Interface, ...]:
+        return (Interface(lo.name, lo.index, True, True, (lease["address"],)),)
+
+    def report(event: str, detail: str) -> None:
+        reports.append((event, detail))
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Discovery(own, (), lambda _: None, report, read).run)
+            nursery.start_soon(watch, other, found, [])
+            await until(found, own.node)
+            await until_reported(reports, 1)
+            lease["address"] = "127.0.0.2"  # any of 127/8 is ours on Linux
+            while not any(isinstance(one, Sighting) and ("127.0.0.2", 4007) in one.addresses for one in found):  # noqa: ASYNC110
+                await trio.sleep(0.02)
+            nursery.cancel_scope.cancel()
