@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -202,7 +203,7 @@ def test_idle_mesh_is_idle(mesh: Mesh, smollm2_path) -> None:
     time.sleep(1)
 
     def cpu_s(daemon: Daemon) -> float:
-        fields = open(f"/proc/{daemon.process.pid}/stat").read().rpartition(")")[2].split()
+        fields = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     before = [cpu_s(daemon) for daemon in daemons]

@@ -1,0 +1,64 @@
+"""Cases from the field: each is covered by a test that carries its id, or is open here with the reason.
+
+A test carries an id in its name (test_cli_01_...) or its docstring ("Case CONC-03").
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+KINDS = (
+    "local-socket", "cli", "stop", "streaming-utf8", "injection", "sampling", "context", "concurrency", "discovery",
+    "host", "api",
+)  # fmt: skip
+OPEN: dict[str, str] = {}
+
+
+@cache
+def _tests() -> dict[str, str]:
+    """Test node -> its name and docstring, of each test file but this."""
+    found = {}
+    for path in sorted(TESTS.rglob("test_*.py")):
+        if path == Path(__file__).resolve():
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                where = f"{path.relative_to(TESTS.parent)}::{node.name}"
+                found[where] = f"{node.name} {ast.get_docstring(node) or ''}"
+    return found
+
+
+def covering(case: str) -> list[str]:
+    """The tests that carry a case's id."""
+    pattern = re.compile(rf"(?<![A-Za-z0-9]){case.replace('-', '[-_]')}(?![0-9])", re.IGNORECASE)
+    return [where for where, text in _tests().items() if pattern.search(text)]
+
+
+def test_every_case_is_covered_or_open_with_a_reason(field_cases) -> None:
+    ids = [name for name, case in field_cases.items() if case["kind"] in KINDS]
+    assert len(ids) > 20
+    neither = [name for name in ids if not covering(name) and name not in OPEN]
+    assert not neither, f"no test carries the id, and it is not listed as open: {neither}"
+    assert set(OPEN) <= set(ids), "OPEN lists what is no case"
+
+
+@pytest.mark.parametrize("case", sorted(OPEN))
+def test_open_case_has_a_reason_and_no_test(case: str) -> None:
+    assert len(OPEN[case].split()) >= 5
+    assert not covering(case), f"{case} is covered by {covering(case)}: take it out of OPEN"
+
+
+if __name__ == "__main__":
+    import json
+    import os
+
+    cases = json.loads(Path(os.environ["MESHLLM_SHARED"], "cases", "cases.json").read_text())
+    for case in cases:
+        if case["kind"] in KINDS:
+            print(case["id"], OPEN.get(case["id"], "") or covering(case["id"]) or "NOTHING")
