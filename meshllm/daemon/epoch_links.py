@@ -1,8 +1,8 @@
 """The data links of one epoch from fresh socket to proven: the peer has shown that it has the keys.
 
 The dialer (the lower node id) says Ready first, the acceptor answers Ready: before that the acceptor may not send,
-since TLS was left on the same socket. A link that fails the proof is closed and forgotten, and may be replaced; a proven link
-that fails is the epoch's end, which `group` tells whoever uses it.
+since TLS was left on the same socket. A link that fails the proof is closed and forgotten, and may be replaced; a
+proven link that fails is the epoch's end, which `group` tells whoever uses it.
 """
 
 from __future__ import annotations
