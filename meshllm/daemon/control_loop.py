@@ -126,6 +126,13 @@ class ControlLoop:
             return self._served
         raise self._model_error or no_model_yet()
 
+    def model_named(self, name: str | None) -> ServedModel:
+        """The model served, if `name` is None, its name or its hash. Raises NoModelError or ModelFileError."""
+        served = self.model()
+        if name is None or name in (served.name, served.sha256):
+            return served
+        raise NoModelError(f'no model "{name}" is served here, but "{served.name}"; "meshllm models" lists what is stored')
+
     @asynccontextmanager
     async def open_request(self, submit: Submit) -> AsyncIterator[trio.MemoryReceiveChannel[Delivery]]:
         """A request in the mesh; the channel gives Tokens until Finished or Failed, then ends. Leaving cancels it."""

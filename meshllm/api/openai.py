@@ -1,0 +1,243 @@
+"""Requests in OpenAI's shapes and their checks. Pure: a decoded body in, a value that can be trusted out.
+
+Fields that we do not know are ignored, as OpenAI's clients expect; fields that we know and cannot serve are refused by
+name. A null is as if the field were absent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from meshllm.errors import InvalidRequestError
+from meshllm.model.chat_template import JsonValue
+from meshllm.parameters import MAX_TOP_LOGPROBS, SamplingParameters
+
+MAX_CHOICES: Final = 8
+MAX_STOPS: Final = 16
+MAX_STOP_CHARS: Final = 1024
+MAX_SEED: Final = 2**64 - 1
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+
+Count: TypeAlias = Annotated[int, Meta(ge=1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+
+
+class StreamOptions(msgspec.Struct):
+    """How a stream is to end."""
+
+    include_usage: bool | None = None
+
+
+class Common(msgspec.Struct, kw_only=True):
+    """What chat and plain completions share."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None  # -1 and 0: off
+    min_p: Fraction | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    seed: Annotated[int, Meta(ge=0)] | None = None
+    stop: str | list[str] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def n_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def wants_usage(self) -> bool:
+        """In a stream: one more chunk with it at the end."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings; empty ones match nothing and are left out. Raises InvalidRequestError."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(given) > MAX_STOPS:
+            raise InvalidRequestError(f"stop holds {len(given)} strings, at most {MAX_STOPS} are allowed", "stop")
+        if any(len(stop) > MAX_STOP_CHARS for stop in given):
+            raise InvalidRequestError(f"stop holds a string of over {MAX_STOP_CHARS} characters", "stop")
+        return tuple(stop for stop in given if stop)
+
+    def checked_seed(self) -> int | None:
+        """Raises InvalidRequestError for a seed that 64 bits do not hold."""
+        if self.seed is not None and self.seed > MAX_SEED:
+            raise InvalidRequestError(f"seed: expected an integer from 0 to {MAX_SEED}", "seed")
+        return self.seed
+
+    def sampling(self, logprobs: int | None) -> SamplingParameters:
+        """As the sampler takes it; OpenAI's defaults. The seed is set later."""
+        return SamplingParameters(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(self.top_k or 0, 0),
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logprobs=logprobs,
+        )
+
+
+class CompletionRequest(Common, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[int] | list[str]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def checked_prompt(self) -> str | list[int]:
+        """One prompt. Raises InvalidRequestError for several, and for what is not served."""
+        if self.echo or self.suffix or (self.best_of or 1) > 1:
+            name = "echo" if self.echo else "suffix" if self.suffix else "best_of"
+            raise InvalidRequestError(f"{name} is not supported", name)
+        if isinstance(self.prompt, str):
+            return self.prompt
+        if self.prompt and isinstance(self.prompt[0], str):
+            if len(self.prompt) > 1:
+                raise InvalidRequestError("prompt holds several texts: send one request for each", "prompt")
+            return self.prompt[0]
+        return [token for token in self.prompt if isinstance(token, int)]
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One turn. Content in parts is joined; only text parts are known."""
+
+    role: str
+    content: str | list[dict[str, JsonValue]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, JsonValue]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """Only "text" is served."""
+
+    type: str
+
+
+class ChatRequest(Common, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, JsonValue]] | None = None
+    tool_choice: JsonValue = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+
+    def checked_messages(self) -> list[dict[str, JsonValue]]:
+        """As a chat template takes them. Raises InvalidRequestError that names the message."""
+        if self.response_format is not None and self.response_format.type != "text":
+            raise InvalidRequestError(
+                f'response_format "{self.response_format.type}" is not supported, only "text"', "response_format"
+            )
+        return [_template_message(message, i) for i, message in enumerate(self.messages)]
+
+    def checked_tools(self) -> list[JsonValue] | None:
+        """Tools for the template; none where the request forbids their use."""
+        return list(self.tools) if self.tools and self.tool_choice != "none" else None
+
+    def variables(self) -> dict[str, JsonValue]:
+        """Further variables for the template, such as enable_thinking. Raises InvalidRequestError for one that is
+        ours.
+        """
+        given = self.chat_template_kwargs or {}
+        for name in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self", "tokenizer"):
+            if name in given:
+                raise InvalidRequestError(f"chat_template_kwargs may not set {name}", "chat_template_kwargs")
+        return dict(given)
+
+    def token_limit(self) -> int | None:
+        """max_completion_tokens, or max_tokens, its older name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def n_logprobs(self) -> int | None:
+        """None: none wanted. Raises InvalidRequestError for alternatives without logprobs."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    keep_special: bool = True
+
+
+def _template_message(message: Message, index: int) -> dict[str, JsonValue]:
+    place = f"messages[{index}]"
+    if message.role not in ROLES:
+        raise InvalidRequestError(
+            f'{place}.role is "{message.role}", expected one of {", ".join(ROLES)}', f"{place}.role"
+        )
+    made: dict[str, JsonValue] = {"role": "system" if message.role == "developer" else message.role}
+    made["content"] = _text_of(message.content, place)
+    if message.content is None and message.role != "assistant":
+        raise InvalidRequestError(f"{place}.content is missing, expected text", f"{place}.content")
+    if message.tool_calls:
+        made["tool_calls"] = [_with_arguments(call) for call in message.tool_calls]
+    rest = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning_content}
+    return {**made, **{name: value for name, value in rest.items() if value is not None}}
+
+
+def _text_of(content: str | list[dict[str, JsonValue]] | None, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        text = part.get("text")
+        if part.get("type") != "text" or not isinstance(text, str):
+            raise InvalidRequestError(
+                f'{place}.content[{i}] is no text part: expected {{"type": "text", "text": "..."}}', f"{place}.content"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _with_arguments(call: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """A tool call whose arguments are an object: clients send its text, templates print it as JSON again."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
+        return dict(call)
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else dict(call)
+
+
+ErrorType: TypeAlias = Literal["invalid_request_error", "server_error"]
+
+
+def error_object(message: str, status: int, code: str, param: str | None) -> dict[str, object]:
+    """OpenAI's error shape."""
+    kind: ErrorType = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
