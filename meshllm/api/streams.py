@@ -1,4 +1,4 @@
-"""Reading a body with limits, and the two kinds of answers, each watched: a client that leaves ends the work at once."""
+"""Reading a body with limits, and both kinds of answers, each watched: a client that leaves ends the work at once."""
 
 from __future__ import annotations
 
