@@ -196,6 +196,7 @@ static void select_rows(struct meshllm_program *p, const struct meshllm_op *op) 
     for (uint32_t i = 0; i < p->n_outputs; i++) // outputs grow, so a row is read before it is overwritten
         memmove(row_of(p, op->out, i), row_of(p, op->in, (size_t)p->outputs[i]), size);
     p->n_rows = p->n_outputs;
+    p->carried_to = MESHLLM_NONE;
 }
 
 static void run_rows(struct meshllm_program *p, const struct meshllm_op *op, pool_job *row) {

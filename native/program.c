@@ -48,6 +48,7 @@ static void place_rows(struct meshllm_program *p, struct cursor *c) {
         p->rope_tables[i].cos_sin = take(c, n, p->weights[p->rope_tables[i].weight].n_cols, 2 * sizeof(float));
     p->wire = take(c, n, p->exchange_width, sizeof(float));
     p->f16 = take(c, n, p->exchange_width, sizeof(uint16_t));
+    p->carry = take(c, n, p->exchange_width, sizeof(float));
     p->partial.values = take(c, n, p->exchange_width, 1);
     p->partial.scales = take(c, n, p->exchange_width, sizeof(float));
     p->partial.sums = take(c, n, p->exchange_width / MESHLLM_BLOCK, sizeof(int32_t));
@@ -166,6 +167,7 @@ int meshllm_program_begin(struct meshllm_program *p, uint32_t n_tokens, const in
     p->n_tokens = p->n_rows = n_tokens;
     p->n_outputs = n_outputs;
     p->next_op = 0;
+    p->carried_to = MESHLLM_NONE;
     for (uint32_t i = 0; i < p->n_rope_tables; i++) p->rope_tables[i].filled = false;
     atomic_store(&p->stopped, false);
     p->state = PROGRAM_READY;
@@ -181,7 +183,7 @@ int meshllm_program_run(struct meshllm_program *p) {
             return MESHLLM_STOPPED;
         }
         if (op->opcode == MESHLLM_OP_EXCHANGE) {
-            if (op->in != MESHLLM_NONE) partial_encode(p, p->buffers[op->in].f32, p->buffers[op->in].width);
+            if (op->in != MESHLLM_NONE) partial_encode(p, op->out, p->buffers[op->in].f32, p->buffers[op->in].width);
             p->state = PROGRAM_AT_EXCHANGE;
             return MESHLLM_EXCHANGE;
         }

@@ -51,6 +51,8 @@ struct meshllm_program {
     uint8_t *wire;           // this rank's encoded partial
     struct q8_rows partial;  // [max_tokens][exchange_width] for q8_0: a partial's values and scales, between f32 and wire
     uint16_t *f16;           // [max_tokens][exchange_width]: the same for f16, and scales on their way
+    float *carry;            // [max_tokens][exchange_width]: what rounding this rank's last partial left out
+    uint32_t carried_to;     // buffer that it belongs to; MESHLLM_NONE if there is none in this batch yet
     uint32_t exchange_width; // of the widest EXCHANGE; 0 without one
 };
 
@@ -66,8 +68,9 @@ size_t program_cache_offset(const struct meshllm_program *p, uint32_t layer, uin
 // Runs job(context, row) for every row of the batch now; on all threads where rows of `width` values are worth it.
 void program_for_rows(struct meshllm_program *p, pool_job *job, void *context, size_t width);
 
-// partials.c: the bytes of a row of a partial; p->wire = the rows encoded; rows += an encoded partial.
+// partials.c: the bytes of a row of a partial; p->wire = the rows, to be
+// added to buffer `out`, encoded; rows += an encoded partial.
 size_t partial_row_size(uint32_t precision, uint32_t width);
-void partial_encode(struct meshllm_program *p, const float *rows, uint32_t width);
+void partial_encode(struct meshllm_program *p, uint32_t out, const float *rows, uint32_t width);
 void partial_add(struct meshllm_program *p, float *rows, uint32_t width, const uint8_t *wire);
 #endif
