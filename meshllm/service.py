@@ -12,8 +12,9 @@ import fcntl
 import os
 import secrets
 import signal
+import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -40,7 +41,7 @@ from meshllm.settings import DEFAULT_PORT, PORT_TRIES, split_address
 
 SWITCH_INTERVAL_S: Final = 1e-4  # a thread that comes back from C waits so long for the interpreter, not 5 ms
 DATA_LOOP_STOP_S: Final = 3.0
-API_STOP_S: Final = 2.0  # for streams to write their last event
+API_STOP_S: Final = 3.0  # for streams to write their last event
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _state_folder(config: Config) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
-                f"{config.state_dir}: another daemon runs with this state folder; give this one its own with --state-dir"
+                f"{config.state_dir}: another daemon uses this state folder; give this one its own with --state-dir"
             ) from None
         yield
 
@@ -91,38 +92,49 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def _main(config: Config, log: Logger, environment: Mapping[str, str]) -> None:
-    tcp = None if config.tcp is None else split_address(config.tcp, default_port=DEFAULT_PORT)
+    tcp = split_address(config.tcp) if config.tcp is not None else None
     inherited = take_listening_sockets(environment)
-    notifier = Notifier(environment)
-    with (
-        open_sockets(config.socket, config.socket_mode, config.socket_group, tcp, inherited) as api_sockets,
-        trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
-    ):
+    with open_sockets(config.socket, config.socket_mode, config.socket_group, tcp, inherited) as api_sockets:
         parts = _make_parts(config, log)
-        generator = Generator(parts.control, config.context)
         try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(parts.control.run)
-                stopping, api_ended = trio.Event(), trio.Event()
-
-                async def serve_api(*, task_status: trio.TaskStatus[None]) -> None:
-                    await serve(generator, api_sockets, stopping, log, task_status=task_status)
-                    api_ended.set()
-
-                await nursery.start(serve_api)
-                log.info("started", name=parts.node.name, node=parts.node.node, port=parts.node.port)
-                notifier.send("READY=1", f"STATUS=port {parts.node.port}")
-                nursery.start_soon(notifier.keep_alive)
-                number = await anext(signals)
-                notifier.send("STOPPING=1")
-                log.info("stopping", signal=signal.Signals(number).name)
-                stopping.set()
-                await parts.control.stop("the daemon is stopping")
-                with trio.move_on_after(API_STOP_S):
-                    await api_ended.wait()
-                nursery.cancel_scope.cancel()
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                await _serve(config, parts, api_sockets, signals, Notifier(environment), log)
         finally:
-            parts.data.join(DATA_LOOP_STOP_S)
+            if not parts.data.join(DATA_LOOP_STOP_S):
+                log.error("data_loop_hung", after_s=DATA_LOOP_STOP_S)
+
+
+async def _serve(
+    config: Config,
+    parts: _Parts,
+    api_sockets: Sequence[socket.socket],
+    signals: AsyncIterator[int],
+    notifier: Notifier,
+    log: Logger,
+) -> None:
+    """Runs everything until a signal, then ends it in the order that the head of this file gives."""
+    node = parts.node
+    generator = Generator(parts.control, config.context)
+    stopping, api_ended = trio.Event(), trio.Event()
+
+    async def run_api(*, task_status: trio.TaskStatus[None]) -> None:
+        await serve(generator, api_sockets, stopping, log, task_status=task_status)
+        api_ended.set()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(parts.control.run)
+        await nursery.start(run_api)
+        log.info("started", name=node.name, node=node.node, port=node.port, socket=str(config.socket))
+        notifier.send("READY=1", f"STATUS=port {node.port}")
+        nursery.start_soon(notifier.keep_alive)
+        number = await anext(signals)
+        log.info("stopping", signal=signal.Signals(number).name)
+        notifier.send("STOPPING=1")
+        stopping.set()
+        await parts.control.stop("the daemon is stopping")
+        with trio.move_on_after(API_STOP_S):
+            await api_ended.wait()
+        nursery.cancel_scope.cancel()
 
 
 def _make_parts(config: Config, log: Logger) -> _Parts:
