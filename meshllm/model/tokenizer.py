@@ -123,8 +123,7 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Bytes of a token, of special ones those of their text; b"" for an id beyond the vocabulary (padding rows)."""
-        table = self._vocabulary.token_bytes
-        return table[token] if 0 <= token < len(table) else b""
+        return self._vocabulary.bytes_of(token) if 0 <= token < len(self._vocabulary) else b""
 
     def is_control(self, token: int) -> bool:
         """Whether a token is no text: a control token, or an id beyond the vocabulary."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from typing import Final, Literal
 
 from meshllm.model.gguf import GgufFile
@@ -33,6 +32,18 @@ _END_TEXTS: Final = frozenset(
     )
 )
 _MODELS: Final[dict[str, Literal["bpe", "spm"]]] = {"gpt2": "bpe", "llama": "spm"}
+
+
+def _byte_level_table() -> dict[int, int]:
+    """Byte for each character of byte-level BPE (GPT-2's bytes_to_unicode, backwards); others go beyond Latin-1."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    shifted = iter(range(0x100, 0x200))
+    table = dict.fromkeys(range(256), 0xFFFD)
+    table.update({byte if byte in printable else next(shifted): byte for byte in range(256)})
+    return table
+
+
+_BYTE_LEVEL: Final = _byte_level_table()
 
 
 class TokenKind(IntEnum):
@@ -61,13 +72,17 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.texts)
 
-    @cached_property
-    def token_bytes(self) -> list[bytes]:
-        """Bytes that each token stands for, by id; of special tokens those of their text."""
-        if self.model == "bpe":
-            table = {ord(char): byte for byte, char in enumerate(_byte_level_alphabet())}
-            return [_byte_level_bytes(t, k, table) for t, k in zip(self.texts, self.kinds, strict=True)]
-        return [_spm_bytes(t, k) for t, k in zip(self.texts, self.kinds, strict=True)]
+    def bytes_of(self, token: int) -> bytes:
+        """Bytes that a token stands for; of special tokens those of their text. About 1 us: no table is kept."""
+        text, kind = self.texts[token], self.kinds[token]
+        if self.model == "spm":
+            return _spm_bytes(text, kind)
+        if kind != TokenKind.NORMAL:
+            return text.encode()
+        try:
+            return text.translate(_BYTE_LEVEL).encode("latin-1")
+        except UnicodeEncodeError:  # a text that byte-level BPE cannot have made: as written
+            return text.encode()
 
     def of_kind(self, *kinds: TokenKind) -> dict[str, int]:
         """Text -> id of tokens of these kinds."""
@@ -119,22 +134,6 @@ def _read_id(gguf: GgufFile, key: str, n_tokens: int) -> int | None:
             return None
         gguf.refuse(f"{key} is {found}, expected an id under {n_tokens}: convert the model again")
     return found
-
-
-def _byte_level_alphabet() -> list[str]:
-    """The character that stands for each byte in byte-level BPE (GPT-2's bytes_to_unicode)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    shifted = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(shifted)) for byte in range(256)]
-
-
-def _byte_level_bytes(text: str, kind: int, table: dict[int, int]) -> bytes:
-    if kind != TokenKind.NORMAL:
-        return text.encode()
-    try:
-        return bytes([table[ord(char)] for char in text])
-    except KeyError:  # a text that byte-level BPE cannot have made: as written
-        return text.encode()
 
 
 def _spm_bytes(text: str, kind: int) -> bytes:

@@ -145,7 +145,9 @@ def test_streamed_text_is_the_text_decoded_at_once(family: str, model_of: ModelO
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 5), max_size=12))
     decoder = StreamingDecoder(tokenizer)
     streamed = "".join(decoder.feed(i) for i in ids) + decoder.flush()
-    assert streamed.removeprefix(" ") == tokenizer.decode(ids).removeprefix(" ")
+    if family == "mistral-7b":  # a text begins with a space of SPM's own, a continuation does not
+        streamed = streamed.removeprefix(" ")
+    assert streamed == tokenizer.decode(ids)
 
 
 def test_control_tokens_are_no_text_unless_asked_for(model_of: ModelOf) -> None:
