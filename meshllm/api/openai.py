@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Meta
 
 from meshllm.errors import InvalidRequestError
-from meshllm.model.chat_template import JsonValue
 from meshllm.parameters import MAX_TOP_LOGPROBS, SamplingParameters
 
 MAX_CHOICES: Final = 8
@@ -119,9 +118,9 @@ class Message(msgspec.Struct, kw_only=True):
     """One turn. Content in parts is joined; only text parts are known."""
 
     role: str
-    content: str | list[dict[str, JsonValue]] | None = None
+    content: str | list[dict[str, object]] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, JsonValue]] | None = None
+    tool_calls: list[dict[str, object]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -140,11 +139,11 @@ class ChatRequest(Common, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, JsonValue]] | None = None
-    tool_choice: JsonValue = None
-    chat_template_kwargs: dict[str, JsonValue] | None = None
+    tools: list[dict[str, object]] | None = None
+    tool_choice: object = None
+    chat_template_kwargs: dict[str, object] | None = None
 
-    def checked_messages(self) -> list[dict[str, JsonValue]]:
+    def checked_messages(self) -> list[dict[str, object]]:
         """As a chat template takes them. Raises InvalidRequestError that names the message."""
         if self.response_format is not None and self.response_format.type != "text":
             raise InvalidRequestError(
@@ -152,11 +151,11 @@ class ChatRequest(Common, kw_only=True):
             )
         return [_template_message(message, i) for i, message in enumerate(self.messages)]
 
-    def checked_tools(self) -> list[JsonValue] | None:
+    def checked_tools(self) -> list[object] | None:
         """Tools for the template; none where the request forbids their use."""
         return list(self.tools) if self.tools and self.tool_choice != "none" else None
 
-    def variables(self) -> dict[str, JsonValue]:
+    def variables(self) -> dict[str, object]:
         """Further variables for the template, such as enable_thinking. Raises InvalidRequestError for one that is
         ours.
         """
@@ -192,13 +191,13 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     keep_special: bool = True
 
 
-def _template_message(message: Message, index: int) -> dict[str, JsonValue]:
+def _template_message(message: Message, index: int) -> dict[str, object]:
     place = f"messages[{index}]"
     if message.role not in ROLES:
         raise InvalidRequestError(
             f'{place}.role is "{message.role}", expected one of {", ".join(ROLES)}', f"{place}.role"
         )
-    made: dict[str, JsonValue] = {"role": "system" if message.role == "developer" else message.role}
+    made: dict[str, object] = {"role": "system" if message.role == "developer" else message.role}
     made["content"] = _text_of(message.content, place)
     if message.content is None and message.role != "assistant":
         raise InvalidRequestError(f"{place}.content is missing, expected text", f"{place}.content")
@@ -208,7 +207,7 @@ def _template_message(message: Message, index: int) -> dict[str, JsonValue]:
     return {**made, **{name: value for name, value in rest.items() if value is not None}}
 
 
-def _text_of(content: str | list[dict[str, JsonValue]] | None, place: str) -> str:
+def _text_of(content: str | list[dict[str, object]] | None, place: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -222,7 +221,7 @@ def _text_of(content: str | list[dict[str, JsonValue]] | None, place: str) -> st
     return "".join(texts)
 
 
-def _with_arguments(call: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def _with_arguments(call: Mapping[str, object]) -> dict[str, object]:
     """A tool call whose arguments are an object: clients send its text, templates print it as JSON again."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):

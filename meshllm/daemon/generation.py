@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, assert_never
+from typing import Final, Literal, TypeAlias, assert_never, cast
 
 import msgspec
 import trio
@@ -21,7 +21,7 @@ from meshllm.daemon.readers import Delivery
 from meshllm.daemon.served_model import ServedModel
 from meshllm.errors import ContextLengthError, InvalidRequestError, MeshLLMError, UnavailableError
 from meshllm.mesh.messages import Failed, Finished, ModelHash, RequestId, Submit, Tokens
-from meshllm.model.chat_template import ChatTemplate, JsonValue
+from meshllm.model.chat_template import ChatTemplate, JsonValue, Message
 from meshllm.model.text_stream import TextStream
 from meshllm.model.tokenizer import Tokenizer
 from meshllm.parameters import SampledToken, SamplingParameters
@@ -115,9 +115,9 @@ class Generator:
 
     async def encode_chat(
         self,
-        messages: Sequence[dict[str, JsonValue]],
-        tools: Sequence[JsonValue] | None,
-        variables: dict[str, JsonValue],
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[object] | None,
+        variables: Mapping[str, object],
     ) -> list[int]:
         """Prompt ids of a conversation by the model's own template. Raises InvalidRequestError in the template's
         words.
@@ -126,7 +126,13 @@ class Generator:
         template = file.chat_template or ChatTemplate(_CHATML, "", "")
 
         def encode() -> list[int]:
-            return template.encode_chat(file.tokenizer, messages, tools, True, **variables)
+            return template.encode_chat(
+                file.tokenizer,
+                cast("Sequence[Message]", messages),
+                cast("Sequence[JsonValue] | None", tools),
+                True,
+                **cast("Mapping[str, JsonValue]", variables),
+            )
 
         return await trio.to_thread.run_sync(encode, abandon_on_cancel=True)  # a long text takes long
 
