@@ -98,14 +98,15 @@ class StepRunner:
         since = time.perf_counter()
         deadline = since + limit_s
         while True:
-            links.pump(self._take)
+            for node, body in links.pump():
+                self._take(node, body)
             if done() and not links.has_unsent:
                 return
             if time.perf_counter() > deadline:
                 if late is None:
                     return
-                (node, *_) = late() or links.unsent_nodes
-                raise HungMemberError(node, f"did not do its part of a step within {limit_s:.1f} s")
+                (hung, *_) = late() or links.unsent_nodes
+                raise HungMemberError(hung, f"did not do its part of a step within {limit_s:.1f} s")
             await links.wait(since, deadline, may_sleep=self._may_sleep())
 
     def end(self, step: Step, waited_s: float = 0.0) -> None:

@@ -97,12 +97,25 @@ class DataLink:
         self._n_sealed += 1
         length = _LENGTH.pack(len(sealed))
         self.bytes_sent += len(length) + len(sealed)
-        if len(sealed) <= SMALL_FRAME_BYTES:
+        if len(sealed) > SMALL_FRAME_BYTES:
+            self._unsent += (memoryview(length), memoryview(sealed))
+            self.flush()
+        elif self._unsent:
             self._unsent.append(memoryview(length + sealed))
+            self.flush()
         else:
-            self._unsent.append(memoryview(length))
-            self._unsent.append(memoryview(sealed))
-        self.flush()
+            self._send_small(length + sealed)
+
+    def _send_small(self, frame: bytes) -> None:
+        """What flush does, where nothing was left over and all is likely to go at once."""
+        try:
+            n_sent = self._sock.send(frame)
+        except BlockingIOError:
+            n_sent = 0
+        except OSError as error:
+            raise LinkLostError(_reason(error)) from error
+        if n_sent < len(frame):
+            self._unsent.append(memoryview(frame)[n_sent:])
 
     def flush(self) -> None:
         """Sends what the socket takes of what is left over. Raises LinkLostError."""
@@ -124,10 +137,13 @@ class DataLink:
 
         Raises LinkLostError if the peer closed, RemoteProtocolError on a frame that is too long or not sealed by it.
         """
-        body = self.buffered()
-        if body is None and self._read():
-            body = self.buffered()
-        return body
+        if self._start == self._end:
+            self._start = self._end = (
+                0  # there is always room to read into: here, or by buffered() for a part of a frame
+            )
+        elif (body := self.buffered()) is not None:
+            return body
+        return self.buffered() if self._read() else None
 
     def admit(self, frame_limit: int) -> None:
         """The peer is known now: take bodies up to frame_limit bytes."""
@@ -177,6 +193,8 @@ class DataLink:
 
     def _make_room(self, n_needed: int) -> None:
         """Moves unread bytes to the front, into a larger buffer if n_needed from there do not fit."""
+        if self._start == self._end:
+            self._start = self._end = 0
         if self._start == 0 and n_needed <= len(self._buffer):
             return
         unread = bytes(self._view[self._start : self._end])

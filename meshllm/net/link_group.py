@@ -10,7 +10,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -86,21 +86,20 @@ class LinkGroup:
             except LinkLostError as error:
                 raise LinkFaultError(node, str(error)) from error
 
-    def pump(self, take: Callable[[NodeId, bytes], None]) -> None:
-        """Sends what is left over and hands each whole body that has come to `take`. Raises LinkFaultError."""
+    def pump(self) -> list[tuple[NodeId, bytes]]:
+        """Sends what is left over; returns the bodies that have come, by whom. Raises LinkFaultError."""
+        arrived: list[tuple[NodeId, bytes]] = []
         for node, link in self._links.items():
             try:
                 if link.wants_write:
                     link.flush()
                 body = link.receive()
+                while body is not None:
+                    arrived.append((node, body))
+                    body = link.buffered()
             except (LinkLostError, RemoteProtocolError) as error:
                 raise LinkFaultError(node, str(error)) from error
-            while body is not None:
-                take(node, body)
-                try:
-                    body = link.buffered()
-                except RemoteProtocolError as error:
-                    raise LinkFaultError(node, str(error)) from error
+        return arrived
 
     async def wait(self, since: float, deadline: float, *, may_sleep: bool) -> None:
         """Returns when there may be something to pump, after `wake`, or at the deadline; perhaps for no reason.
