@@ -47,7 +47,9 @@ def make_reference(model: ModelFile, parts: list[Slice], *, rounded: bool) -> li
         NumpyInterpreter(
             compile_program(model.hyperparameters, part, len(parts), formats),
             lambda name: read_tensor(model, name),
-            n_slots=2, context=64, rounded=rounded,
+            n_slots=2,
+            context=64,
+            rounded=rounded,
         )  # fmt: skip
         for part in parts
     ]

@@ -139,7 +139,9 @@ class NumpyInterpreter:
 
     def _rope(self, op: Op, out: int, frequencies: Float32) -> None:
         angles = np.outer(np.array(self._rows.positions, np.float64), frequencies.astype(np.float64))
-        cos, sin = (part[:, None, :].astype(np.float32) * np.float32(op.f0) for part in (np.cos(angles), np.sin(angles)))
+        cos, sin = (
+            part[:, None, :].astype(np.float32) * np.float32(op.f0) for part in (np.cos(angles), np.sin(angles))
+        )
         heads = self._buffers[out].reshape(len(angles), op.a, op.b).copy()
         n = len(frequencies)
         first, second = (slice(0, n), slice(n, 2 * n)) if op.c else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))

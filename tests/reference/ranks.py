@@ -55,8 +55,13 @@ class Ranks:
             weights = load_weights(kernels, model_file, program)
             executors.append(
                 Executor(
-                    kernels, program, weights,
-                    n_slots=n_slots, context=context, max_tokens=max_tokens, precision=precision,
+                    kernels,
+                    program,
+                    weights,
+                    n_slots=n_slots,
+                    context=context,
+                    max_tokens=max_tokens,
+                    precision=precision,
                 )  # fmt: skip
             )
         return cls(executors)
