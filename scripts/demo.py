@@ -39,7 +39,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     daemons: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        _say(f"Getting the model ({MODEL}, 93 MB, kept in {FOLDER.relative_to(ROOT)}/)")
+        _say(f"Getting the model ({MODEL}, 98 MB, kept in {FOLDER.relative_to(ROOT)}/)")
         _prepare()
         _say(f"Starting two daemons: {' and '.join(NAMES)}, one thread each, one mesh secret; they meet through mDNS")
         for name in NAMES:
