@@ -94,7 +94,7 @@ class Common(msgspec.Struct, kw_only=True):
 class CompletionRequest(Common, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str]
+    prompt: str | list[int | str]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -107,11 +107,12 @@ class CompletionRequest(Common, kw_only=True):
             raise InvalidRequestError(f"{name} is not supported", name)
         if isinstance(self.prompt, str):
             return self.prompt
-        if self.prompt and isinstance(self.prompt[0], str):
-            if len(self.prompt) > 1:
-                raise InvalidRequestError("prompt holds several texts: send one request for each", "prompt")
+        tokens = [part for part in self.prompt if isinstance(part, int)]
+        if len(tokens) == len(self.prompt):
+            return tokens
+        if len(self.prompt) == 1 and isinstance(self.prompt[0], str):
             return self.prompt[0]
-        return [token for token in self.prompt if isinstance(token, int)]
+        raise InvalidRequestError("prompt holds several texts: send one request for each", "prompt")
 
 
 class Message(msgspec.Struct, kw_only=True):

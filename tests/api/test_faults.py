@@ -1,0 +1,199 @@
+"""Bad requests: one clear line in OpenAI's error shape, with the field and the right status; the daemon lives on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from tests.api.conftest import Api
+
+CHAT = "/v1/chat/completions"
+
+
+def body(fields: str) -> bytes:
+    return ('{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, ' + fields + "}").encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ('"temperature": NaN', "temperature"),
+        ('"temperature": Infinity', "temperature"),
+        ('"top_p": NaN', "top_p"),
+        ('"temperature": 1e400', "temperature"),
+        ('"temperature": -0.5', "temperature"),
+        ('"temperature": "0.7"', "temperature"),
+        ('"temperature": true', "temperature"),
+        ('"top_p": 1.5', "top_p"),
+        ('"presence_penalty": -Infinity', "presence_penalty"),
+        ('"min_p": 2', "min_p"),
+        ('"top_k": -5', "top_k"),
+        ('"max_tokens": 0', "max_tokens"),
+        ('"max_tokens": 1.5', "max_tokens"),
+        ('"stream": "yes"', "stream"),
+    ],
+)
+def test_samp_05_numbers_that_cannot_be_are_refused_by_name(api: Api, fields: str, param: str) -> None:
+    answer = api.request("POST", CHAT, body(fields))
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert answer.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"[1]", "expected an object"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b'{"a":' * 5000, "nested too deep"),
+        (b"[" * 200_000, "nested too deep"),
+        (b'{"messages": ' + b"9" * 6000 + b"}", "not valid JSON"),
+        (b"{}", "messages"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(api: Api, text: bytes, words: str) -> None:
+    answer = api.request("POST", CHAT, text)
+    assert answer.status == 400
+    assert words in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"content": "x"}], "messages[0]"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
+        ([], "messages"),
+        ("Hi", "messages"),
+    ],
+)
+def test_messages_are_refused_by_place(api: Api, messages: object, param: str) -> None:
+    answer = api.post(CHAT, messages=messages)
+    assert answer.status == 400
+    assert str(answer.error["param"]).startswith(param)
+
+
+def test_content_in_parts_and_null_beside_tool_calls_are_taken(api: Api) -> None:
+    """Case TPL-03, as far as the daemon's own model goes: never 500, never the word None."""
+    assert (
+        api.post(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], max_tokens=1).status
+        == 200
+    )
+    call = {"id": "t7", "type": "function", "function": {"name": "read_temp", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Read the sensor"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t7", "content": "21.5"},
+    ]
+    assert api.post(CHAT, messages=messages, max_tokens=1).status in (200, 400)
+
+
+def test_unknown_model_is_not_found(api: Api) -> None:
+    answer = api.chat(model="gpt-17")
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    assert "gpt-17" in answer.error["message"]
+    assert api.request("GET", "/v1/models/gpt-17").status == 404
+    (card,) = api.request("GET", "/v1/models").json["data"]
+    assert api.request("GET", f"/v1/models/{card['id']}").json == card
+    assert api.chat(model=card["id"]).status == api.chat(model=card["sha256"]).status == 200
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [49152], [2**40], ["a", "b"], "", 5, [1, "a"], None])
+def test_prompts_that_cannot_be_are_refused(api: Api, prompt: object) -> None:
+    answer = api.complete(prompt)
+    assert answer.status == 400
+    assert str(answer.error["param"]).startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", CHAT, 405),
+        ("PUT", "/status", 405),
+        ("POST", "/health", 405),
+        ("OPTIONS", CHAT, 405),
+    ],
+)
+def test_api_09_unknown_paths_and_methods_are_json_errors(api: Api, method: str, path: str, status: int) -> None:
+    answer = api.request(method, path)
+    assert (answer.status, bool(answer.error["message"])) == (status, True)
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_api_09_expect_100_continue_is_answered_at_once(api: Api) -> None:
+    content = json.dumps(
+        {"messages": [{"role": "user", "content": "x" * 40}], "max_tokens": 1, "pad": "y" * 2000}
+    ).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(content)}\r\n\r\n"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(20)
+        sock.connect(str(api.daemon.socket))
+        sock.sendall(head.encode())
+        assert sock.recv(100).startswith(b"HTTP/1.1 100")
+        sock.sendall(content)
+        assert sock.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_api_09_chunked_bodies_are_read(api: Api) -> None:
+    content = body('"temperature": 0')
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (content[:10], content[10:])) + b"0\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    assert api.raw(head + chunks).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "framing",
+    ["Content-Length: -5", "Content-Length: five", "Content-Length: 3\r\nContent-Length: 5", "Bad Header: x"],
+)
+def test_api_09_bad_framing_is_refused(api: Api, framing: str) -> None:
+    got = api.raw(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\nabc".encode(), timeout_s=5)
+    assert got == b"" or got.split(b" ")[1] == b"400"
+
+
+def test_api_09_a_body_over_the_limit_is_refused_unread(api: Api) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {64 << 20}\r\n\r\n"
+    assert api.raw(head.encode()).startswith(b"HTTP/1.1 413")
+
+
+def test_api_09_pipelined_requests_and_http_1_0(api: Api) -> None:
+    two = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert api.raw(two).count(b"HTTP/1.1 200") == 2
+    assert b" 200" in api.raw(b"GET /health HTTP/1.0\r\n\r\n").split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x16\x03\x01\x02\x00\x01", b"\x00" * 4096, b"GET /" + b"a" * 200_000, b"hello\r\n\r\n"]
+)
+def test_garbage_on_the_socket_ends_only_its_connection(api: Api, garbage: bytes) -> None:
+    api.raw(garbage, timeout_s=3)
+
+
+def test_conc_03_a_reader_that_leaves_frees_its_slot(api: Api) -> None:
+    """Streamed and whole, closed and reset: nothing goes on without a reader."""
+    for stream in (True, False):
+        content = json.dumps({"prompt": "Once", "max_tokens": 240, "ignore_eos": True, "stream": stream}).encode()
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(api.daemon.socket))
+            sock.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+            )
+            if stream:
+                sock.recv(300)
+            else:
+                time.sleep(0.2)  # it has begun: nothing else tells
+        deadline = time.monotonic() + 5
+        while api.request("GET", "/status").json["requests"]["active"]:
+            assert time.monotonic() < deadline, "the generation goes on without its reader"
+
+
+def test_tokenize_reports_bad_fields(api: Api) -> None:
+    assert api.post("/tokenize", content=5).error["param"] == "content"
+    assert api.post("/detokenize", tokens=[10**9]).error["param"] == "tokens"
+    assert api.post("/tokenize", content="<|im_end|>", parse_special=False).json["tokens"] != [2]
+    assert api.post("/tokenize", content="<|im_end|>").json["tokens"] == [2]
