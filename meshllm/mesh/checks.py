@@ -139,6 +139,7 @@ def _text(field: str, text: str | None, maximum: int) -> None:
 def _epoch(epoch: Epoch) -> None:
     _require(0 < epoch.counter < MAX_BYTES, "epoch", "a positive counter")
     _hex("epoch.driver", epoch.driver, 16)
+    _require(0 <= epoch.life < 2**64, "epoch.life", "a 64-bit number")
 
 
 def _hello(message: Hello | ServedModel) -> None:

@@ -84,6 +84,7 @@ class Driver:
     def __init__(
         self,
         own: NodeId,
+        incarnation: int,
         planning: Planning,
         members: Membership,
         epochs: EpochBook,
@@ -91,6 +92,7 @@ class Driver:
         out: Outbox,
     ) -> None:
         self._own = own
+        self._incarnation = incarnation
         self._planning = planning
         self._members = members
         self._epochs = epochs
@@ -98,6 +100,7 @@ class Driver:
         self._out = out
         self._offers: dict[Epoch, Offer] = {}
         self._yield_at = math.inf
+        self._renew = False  # the layout in force needs a larger number
         self._when_idle: Layout | None = None  # does not fit beside what runs: offered when that has ended
 
     @property
@@ -143,6 +146,9 @@ class Driver:
         """A member cannot, or saw a larger epoch: `seen`."""
         self._epochs.saw(seen)
         offer = self._offers.get(epoch)
+        if offer is not None and offer is self._in_force() and seen is not None and seen > epoch:
+            self._renew = True  # halves of a split mesh met: those of the other half take only a larger epoch
+            self._planning.again(now)
         if offer is None or offer.state is not OfferState.OFFERED or not offer.has(node):
             return
         name = "this device" if node == self._own else self._members.name_of(node)
@@ -195,7 +201,7 @@ class Driver:
         for offer in self._offered():
             self._end(offer, "another layout is planned")
         current = self._in_force()
-        stays = current is not None and current.model == situation.model
+        stays = current is not None and current.model == situation.model and not self._renew
         if current and stays and not self._planning.is_worth_moving(current.layout, layout, situation):
             if current.layout.left_out != layout.left_out:
                 self._annotate(current, msgspec.structs.replace(current.layout, left_out=layout.left_out))
@@ -225,7 +231,8 @@ class Driver:
         model = self._planning.model
         if model is None:
             raise LocalProtocolError("a layout without a model")
-        epoch = Epoch(self._epochs.next_counter(), self._own)
+        self._renew = False
+        epoch = Epoch(self._epochs.next_counter(), self._own, self._incarnation)
         others = members_of(epoch, layout, self._own)
         self._offers[epoch] = Offer(epoch, model, layout, dict.fromkeys([*others, self._own]), now + PREPARE_S)
         names = ", ".join("self" if s.node == self._own else self._members.name_of(s.node) for s in layout.shares)

@@ -62,7 +62,9 @@ class Node:
         self._planning.model, self._planning.device = model, device
         self._roots = RootRequests(self._out)
         self._admissions = Admissions(self._out, self._answer)
-        self._driver = Driver(self._own, self._planning, self._members, self._epochs, self._admissions, self._out)
+        self._driver = Driver(
+            self._own, config.incarnation, self._planning, self._members, self._epochs, self._admissions, self._out
+        )
         self._sessions.free_bytes = device.usable_bytes
         self._review()
 
@@ -277,7 +279,10 @@ class Node:
             if in_force and request.submit.model == in_force.model:
                 self._roots.dispatched(request, in_force.epoch.driver)
                 self._dispatch(request.submit, in_force)
-        self._roots.expire(self._now, f"no layout came into force in {self._config.wait_s:.0f} s: {self._missing()}")
+        if self._roots.has_late(self._now):
+            self._roots.expire(
+                self._now, f"no layout came into force in {self._config.wait_s:.0f} s: {self._missing()}"
+            )
 
     def _missing(self) -> str:
         return self.view(self._now).detail or "the mesh is changing"

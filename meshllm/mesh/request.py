@@ -149,6 +149,10 @@ class RootRequests:
         """Every answer ends."""
         self._fail(list(self._requests.values()), reason)
 
+    def has_late(self, now: float) -> bool:
+        """Whether one has waited too long."""
+        return any(r.state is RootState.WAITING and now >= r.deadline for r in self._requests.values())
+
     def expire(self, now: float, reason: str) -> None:
         """Ends those that waited too long."""
         late = [r for r in self._requests.values() if r.state is RootState.WAITING and now >= r.deadline]
