@@ -33,9 +33,10 @@ from meshllm.daemon.loop_bridge import (
 )
 from meshllm.kernels.binding import Kernels
 from meshllm.layout.layout import ExchangePrecision, Layout, NodeId, Prediction, Share
-from meshllm.mesh.messages import DataHello, Epoch, ModelHash, RequestId, Submit
+from meshllm.mesh.framing import encode_body
+from meshllm.mesh.messages import DataHello, Epoch, ModelHash, Ready, RequestId, Submit
 from meshllm.model.slicing import Range, Slice
-from meshllm.net.data_link import derive_keys
+from meshllm.net.data_link import DataLink, derive_keys
 from meshllm.parameters import SampledToken, SamplingParameters
 
 E = TypeVar("E", EpochPrepared, EpochRefused, EpochBroken)
@@ -82,10 +83,14 @@ def make_layout(
     return Layout(shares=shares, exchange=exchange, context=context, slots=slots, prediction=prediction)
 
 
-def tcp_pair() -> tuple[socket.socket, socket.socket]:
+def tcp_pair(buffer_bytes: int | None = None) -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         dialer = socket.create_connection(server.getsockname())
         acceptor, _ = server.accept()
+    if buffer_bytes is not None:
+        for sock in (dialer, acceptor):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
     return dialer, acceptor
 
 
@@ -135,8 +140,10 @@ class Member:
 class DataMesh:
     """Members in order of node id."""
 
-    def __init__(self, members: list[Member]) -> None:
+    def __init__(self, members: list[Member], buffer_bytes: int | None = None) -> None:
         self.members = members
+        self.buffer_bytes = buffer_bytes  # of sockets
+        self.puppets: list[NodeId] = []
         self.sockets: dict[tuple[int, int], socket.socket] = {}  # (dialer, acceptor): the acceptor's, a duplicate
 
     def nodes(self) -> list[NodeId]:
@@ -154,12 +161,10 @@ class DataMesh:
 
     def post_prepare(self, epoch: Epoch, layout: Layout, model: Path) -> None:
         for member in self.members:
-            others = tuple(node for node in self.nodes() if node != member.node)
+            others = tuple(node for node in [*self.nodes(), *self.puppets] if node != member.node)
             rank, driver = layout.rank_of(member.node), member.node == epoch.driver
             member.loop.post(
-                PrepareEpoch(
-                    epoch=epoch, layout=layout, rank=rank, is_driver=driver, model_path=model, members=others
-                )  # fmt: skip
+                PrepareEpoch(epoch=epoch, layout=layout, rank=rank, is_driver=driver, model_path=model, members=others)
             )
 
     def wire(self, epoch: Epoch) -> None:
@@ -169,17 +174,47 @@ class DataMesh:
                 self.connect(epoch, i, j)
 
     def connect(self, epoch: Epoch, i: int, j: int) -> None:
-        dialer, acceptor = tcp_pair()
+        dialer, acceptor = tcp_pair(self.buffer_bytes)
+        if (i, j) in self.sockets:
+            self.sockets[i, j].close()
         self.sockets[i, j] = acceptor.dup()
-        ends = [
-            DataHello(epoch=epoch, node=self.members[k].node, random=os.urandom(32), aes=True) for k in (i, j)
-        ]  # fmt: skip
+        ends = [DataHello(epoch=epoch, node=self.members[k].node, random=os.urandom(32), aes=True) for k in (i, j)]
         self.members[i].loop.post(
             AttachDataLink(epoch, ends[1].node, dialer, derive_keys(ends[0], ends[1], dialed=True))
         )
         self.members[j].loop.post(
             AttachDataLink(epoch, ends[0].node, acceptor, derive_keys(ends[1], ends[0], dialed=False))
         )
+
+    @asynccontextmanager
+    async def puppet(self, epoch: Epoch, node: NodeId, layout: Layout, model: Path) -> AsyncIterator[list[DataLink]]:
+        """Prepares an epoch with one more member, which is the test: its links, proved, one to each of the others.
+
+        Its id is larger than all others, so they dial.
+        """
+        self.puppets = [node]
+        self.post_prepare(epoch, layout, model)
+        self.wire(epoch)
+        links = []
+        for member in self.members:
+            dialer, acceptor = tcp_pair(self.buffer_bytes)
+            theirs, ours = (
+                DataHello(epoch=epoch, node=n, random=os.urandom(32), aes=True) for n in (member.node, node)
+            )
+            keys = derive_keys(theirs, ours, dialed=True)
+            member.loop.post(AttachDataLink(epoch, node, dialer, keys))
+            links.append(DataLink(acceptor, derive_keys(ours, theirs, dialed=False), 1 << 20))
+        for link in links:
+            while link.receive() is None:
+                await trio.lowlevel.wait_readable(link.fileno())
+            link.send(encode_body(Ready()))
+        for member in self.members:
+            await member.until(lambda m=member: m.find(EpochPrepared, epoch))
+        try:
+            yield links
+        finally:
+            for link in links:
+                link.close()
 
     def driver(self, epoch: Epoch) -> Member:
         return next(member for member in self.members if member.node == epoch.driver)
@@ -198,10 +233,10 @@ class DataMesh:
 
 
 @asynccontextmanager
-async def open_mesh(n_members: int, *, isa: str = "", threads: int = 1) -> AsyncIterator[DataMesh]:
-    """n running data loops; they are stopped and joined at the end."""
-    members = [Member(node_id(i), Kernels(isa, threads)) for i in range(n_members)]
-    mesh = DataMesh(members)
+async def open_mesh(n_members: int, *, buffer_bytes: int | None = None) -> AsyncIterator[DataMesh]:
+    """n running data loops of one thread each; they are stopped and joined at the end."""
+    members = [Member(node_id(i), Kernels("", 1)) for i in range(n_members)]
+    mesh = DataMesh(members, buffer_bytes)
     async with trio.open_nursery() as nursery:
         for member in members:
             member.loop.start()
