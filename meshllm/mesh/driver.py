@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -18,64 +16,15 @@ import msgspec
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Layout, NodeId
 from meshllm.mesh.epoch import EpochBook, EpochEvent, members_of
-from meshllm.mesh.facts import ModelFacts
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import Abort, Commit, ControlMessage, Epoch, Prepare
+from meshllm.mesh.offer import Offer, OfferEvent, OfferState
 from meshllm.mesh.outbox import Outbox
 from meshllm.mesh.planning import Planning, Situation, same_placement
 from meshllm.mesh.request import Admissions
 
 PREPARE_S: Final = 600.0  # a rank that takes longer to pack its slice is left out
 YIELD_S: Final = 15.0  # after another was elected, an idle epoch of ours ends: its memory may be what the other lacks
-
-
-class OfferState(StrEnum):
-    """Where an epoch is, on its driver."""
-
-    OFFERED = "offered"
-    COMMITTED = "committed"
-    FINISHING = "finishing"  # a newer one is in force; it runs its answers to their ends
-    ENDED = "ended"
-
-
-class OfferEvent(StrEnum):
-    """What happens to it."""
-
-    ALL_PREPARED = "all prepared"
-    SUPERSEDED = "superseded"
-    ENDED = "ended"  # refused, member lost, broken, idle after it was superseded, no longer the driver
-
-
-TRANSITIONS: Final[dict[tuple[OfferState, OfferEvent], OfferState]] = {
-    (OfferState.OFFERED, OfferEvent.ALL_PREPARED): OfferState.COMMITTED,
-    (OfferState.OFFERED, OfferEvent.ENDED): OfferState.ENDED,
-    (OfferState.COMMITTED, OfferEvent.SUPERSEDED): OfferState.FINISHING,
-    (OfferState.COMMITTED, OfferEvent.ENDED): OfferState.ENDED,
-    (OfferState.FINISHING, OfferEvent.ENDED): OfferState.ENDED,
-}
-
-
-@dataclass(slots=True)
-class Offer:
-    """An epoch of ours. waiting: members that have not prepared it."""
-
-    epoch: Epoch
-    model: ModelFacts
-    layout: Layout
-    waiting: dict[NodeId, None]
-    deadline: float
-    state: OfferState = OfferState.OFFERED
-
-    def step(self, event: OfferEvent) -> None:
-        """Applies an event."""
-        state = TRANSITIONS.get((self.state, event))
-        if state is None:
-            raise LocalProtocolError(f"offer {self.epoch.counter}: {event} while {self.state}")
-        self.state = state
-
-    def has(self, node: NodeId) -> bool:
-        """Whether a node is one of its members."""
-        return node == self.epoch.driver or self.layout.rank_of(node) is not None
 
 
 class Driver:

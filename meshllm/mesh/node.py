@@ -7,12 +7,16 @@ the world; LocalProtocolError means that the caller used it wrongly.
 
 from __future__ import annotations
 
+import math
+from typing import assert_never
+
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.actions import Action, Address, CloseLink, Deliver, LinkId
 from meshllm.mesh.driver import Driver
-from meshllm.mesh.epoch import EpochBook, EpochEvent, MemberEpoch, allows, members_of
+from meshllm.mesh.epoch import EpochBook, EpochEvent
 from meshllm.mesh.facts import AddressSource, ModelFacts, NodeConfig, NodeView
+from meshllm.mesh.member import Member
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import (
     PROTOCOL_MAJOR,
@@ -37,13 +41,12 @@ from meshllm.mesh.messages import (
     Tokens,
 )
 from meshllm.mesh.outbox import Outbox
-from meshllm.mesh.planning import Planning, same_placement
-from meshllm.mesh.request import MOVED, UNAVAILABLE, Admissions, RootRequests
+from meshllm.mesh.planning import Planning
+from meshllm.mesh.request import UNAVAILABLE
+from meshllm.mesh.routing import Routing
 from meshllm.mesh.sessions import Ended, Joined, SessionEvent, Sessions
 from meshllm.mesh.view import make_view
 from meshllm.parameters import SampledToken
-
-RETRY_S = 0.25  # after a driver said that it does not drive
 
 
 class Node:
@@ -51,7 +54,6 @@ class Node:
 
     def __init__(self, config: NodeConfig, device: Device, model: ModelFacts | None, now: float) -> None:
         self._config = config
-        self._own = config.node
         self._now = now
         self._stopped = False
         self._out = Outbox()
@@ -60,11 +62,12 @@ class Node:
         self._epochs = EpochBook(config.node, self._out)
         self._planning = Planning(config, self._members, self._out)
         self._planning.model, self._planning.device = model, device
-        self._roots = RootRequests(self._out)
-        self._admissions = Admissions(self._out, self._answer)
+        self._routing = Routing(config.node, self._planning, self._members, self._epochs, self._out)
+        self._roots, self._admissions = self._routing.roots, self._routing.admissions
         self._driver = Driver(
-            self._own, config.incarnation, self._planning, self._members, self._epochs, self._admissions, self._out
+            config.node, config.incarnation, self._planning, self._members, self._epochs, self._admissions, self._out
         )
+        self._member = Member(config.node, self._planning, self._members, self._epochs, self._driver, self._out)
         self._sessions.free_bytes = device.usable_bytes
         self._review()
 
@@ -127,9 +130,7 @@ class Node:
         if not self._begin(now):
             return
         self._planning.model, self._planning.device = model, device
-        for entry in self._epochs.all():
-            if model is None or entry.model != model.hash:
-                self._break(entry, None, "serves another model now")
+        self._member.model_changed(self._now)
         served = ServedModel(model.hash if model else None, model.name if model else None, device)
         for _, peer in self._members.alive():
             self._out.send(peer.link, served)
@@ -141,35 +142,21 @@ class Node:
 
     def prepared(self, epoch: Epoch, now: float) -> None:
         """PrepareEpoch was carried out, all data links are up. Ignored, as the next two, if the epoch was retired."""
-        entry = self._epochs.get(epoch) if self._begin(now) else None
-        if entry is None or not allows(entry, EpochEvent.READY):
-            return
-        self._epochs.step(entry, EpochEvent.READY)
-        if epoch.driver == self._own:
-            self._driver.prepared(epoch, self._own)
-        else:
-            self._send(epoch.driver, Prepared(epoch))
-        self._review()
+        if self._begin(now):
+            self._member.prepared(epoch)
+            self._review()
 
     def prepare_refused(self, epoch: Epoch, reason: str, now: float) -> None:
         """PrepareEpoch could not be carried out (memory, file). RetireEpoch follows."""
-        entry = self._epochs.get(epoch) if self._begin(now) else None
-        if entry is None:
-            return
-        if epoch.driver == self._own:
-            self._driver.refused(epoch, self._own, reason, None, self._now)
-        else:
-            self._epochs.step(entry, EpochEvent.END, reason)
-            self._send(epoch.driver, Refused(epoch, reason, None))
-        self._review()
+        if self._begin(now):
+            self._member.refused(epoch, reason, self._now)
+            self._review()
 
     def epoch_broken(self, epoch: Epoch, node: NodeId | None, reason: str, now: float) -> None:
         """An epoch lost a data link or a step (to `node`, if one is to blame). RetireEpoch follows."""
-        entry = self._epochs.get(epoch) if self._begin(now) else None
-        if entry is None:
-            return
-        self._break(entry, node, f"lost {self._members.name_of(node)}: {reason}" if node else reason)
-        self._review()
+        if self._begin(now):
+            self._member.broken(epoch, node, reason, self._now)
+            self._review()
 
     # --- requests whose root is this daemon
 
@@ -187,14 +174,9 @@ class Node:
 
     def cancel(self, request: RequestId, now: float) -> None:
         """The reader left: nothing more is delivered. Unknown ids are ignored."""
-        if not self._begin(now):
-            return
-        driver = self._roots.cancel(request)
-        if driver == self._own:
-            self._admissions.cancel(request, self._own)
-        elif driver is not None:
-            self._send(driver, Cancel(request))
-        self._review()
+        if self._begin(now):
+            self._routing.cancel(request)
+            self._review()
 
     # --- the driver's data loop, of requests that were admitted
 
@@ -239,7 +221,7 @@ class Node:
     def next_deadline(self) -> float:
         """When `wake` is wanted; math.inf if never."""
         if self._stopped:
-            return float("inf")
+            return math.inf
         return min(self._sessions.next_deadline(), self._driver.next_deadline(), self._roots.next_deadline())
 
     def take_actions(self) -> list[Action]:
@@ -273,12 +255,9 @@ class Node:
         """Draws conclusions from whatever happened."""
         self._follow(self._sessions.tick(self._now))
         self._driver.review(self._now)
+        self._routing.dispatch(self._now)
         in_force = self._epochs.in_force()
         self._sessions.epoch = in_force.epoch if in_force else None
-        for request in self._roots.waiting(self._now) if in_force else ():
-            if in_force and request.submit.model == in_force.model:
-                self._roots.dispatched(request, in_force.epoch.driver)
-                self._dispatch(request.submit, in_force)
         if self._roots.has_late(self._now):
             self._roots.expire(
                 self._now, f"no layout came into force in {self._config.wait_s:.0f} s: {self._missing()}"
@@ -287,12 +266,6 @@ class Node:
     def _missing(self) -> str:
         return self.view(self._now).detail or "the mesh is changing"
 
-    def _dispatch(self, submit: Submit, in_force: MemberEpoch) -> None:
-        if in_force.epoch.driver == self._own:
-            self._admissions.take(self._own, submit, in_force.epoch)
-        else:
-            self._send(in_force.epoch.driver, submit)
-
     def _follow(self, events: list[SessionEvent]) -> None:
         for event in events:
             match event:
@@ -300,14 +273,12 @@ class Node:
                     self._driver.peer_joined(node)
                 case Ended(node, reason):
                     self._driver.peer_ended(node, reason, self._now)
-                    for entry in self._epochs.all():
-                        if entry.epoch.driver == node:
-                            self._epochs.step(entry, EpochEvent.END, reason)
-                    self._admissions.root_lost(node)
-                    self._roots.fail_driver(node, reason)
+                    self._member.driver_lost(node, reason)
+                    self._routing.peer_ended(node, reason)
 
     def _take(self, node: NodeId, message: ControlMessage) -> None:
         """A message of a peer with a bound link."""
+        wrong: str | None = None
         match message:
             case Heartbeat():
                 self._members.heartbeat(node, message, self._now)
@@ -321,111 +292,15 @@ class Node:
             case Goodbye(reason=reason):
                 self._follow(self._sessions.end(node, f"stopped: {reason}", self._now, forget=True))
             case Prepare() | Commit() | Abort() | Prepared() | Refused():
-                self._take_epoch(node, message)
-            case Submit() | Cancel():
-                self._take_request(node, message)
-            case Tokens() | Finished() | Failed():
-                self._take_answer(node, message)
+                wrong = self._member.take(node, message, self._now)
+            case Submit() | Cancel() | Tokens() | Finished() | Failed():
+                wrong = self._routing.take(node, message, self._now)
             case Hello():
-                raise LocalProtocolError("a Hello is not a peer's message")
-
-    def _take_epoch(self, node: NodeId, message: Prepare | Commit | Abort | Prepared | Refused) -> None:
-        entry = self._epochs.get(message.epoch)
-        match message:
-            case Prepare():
-                self._take_prepare(node, message)
-            case Commit() if entry is not None and message.epoch.driver == node:
-                if allows(entry, EpochEvent.COMMIT):
-                    self._epochs.step(entry, EpochEvent.COMMIT)
-                else:
-                    self._fault(node, f"committed epoch {message.epoch.counter} before it was prepared here")
-            case Abort(reason=reason) if entry is not None and message.epoch.driver == node:
-                self._epochs.step(entry, EpochEvent.END, reason)
-            case Abort(reason=reason) if message.epoch.driver == self._own:
-                self._driver.broken(message.epoch, None, reason, self._now)
-            case Prepared() if message.epoch.driver == self._own:
-                self._driver.prepared(message.epoch, node)
-            case Refused() if message.epoch.driver == self._own:
-                self._driver.refused(message.epoch, node, message.reason, message.seen, self._now)
+                raise LocalProtocolError("a Hello is not a message of a bound link")
             case _:
-                pass  # of an epoch that is over: late, harmless
-
-    def _take_prepare(self, node: NodeId, message: Prepare) -> None:
-        known = self._epochs.get(message.epoch)
-        if message.epoch.driver != node:
-            self._fault(node, "offered an epoch of another driver")
-        elif known is not None:  # the same placement with other reasons for those left out
-            if same_placement(known.layout, message.layout):
-                known.layout = message.layout
-            else:
-                self._fault(node, f"changed the layout of epoch {message.epoch.counter}")
-        elif (reason := self._why_not(message)) is not None:
-            self._send(node, Refused(message.epoch, reason, self._epochs.taken))
-        else:
-            addresses = {other: peer.address for other, peer in self._members.alive()}
-            self._epochs.begin(message.epoch, message.model, message.layout, addresses)
-
-    def _why_not(self, message: Prepare) -> str | None:
-        """Why an offered epoch cannot be taken, or None."""
-        model, layout = self._planning.model, message.layout
-        if model is None or model.hash != message.model:
-            return "serves another model"
-        if not model.shape.covers(tuple(share.slice for share in layout.shares)):
-            return "the layout does not cover the model"
-        driver = self._planning.elected()
-        if driver != message.epoch.driver:
-            return f"follows {self._members.name_of(driver) if driver != self._own else 'itself'}"
-        holds = layout.rank_of(self._own) is not None
-        for node in members_of(message.epoch, layout, self._own) if holds else ():
-            if self._members.link_of(node) is None:
-                return f"has no link to {self._members.name_of(node)}"
-        return self._epochs.why_not(message.epoch, holds=holds)
-
-    def _take_request(self, node: NodeId, message: Submit | Cancel) -> None:
-        if isinstance(message, Cancel):
-            self._admissions.cancel(message.request, node)
-            return
-        in_force, model = self._epochs.in_force(), self._planning.model
-        if in_force is None or in_force.epoch.driver != self._own or model is None or message.model != in_force.model:
-            self._send(node, Failed(message.request, MOVED, "another device drives now, or none does"))
-        elif max(message.prompt + message.generated) >= model.shape.vocab_size:
-            self._send(node, Failed(message.request, "invalid_request_error", "a token id is beyond the vocabulary"))
-        else:
-            self._admissions.take(node, message, in_force.epoch)
-
-    def _take_answer(self, node: NodeId, message: Tokens | Finished | Failed) -> None:
-        match message:
-            case Tokens():
-                wrong = self._roots.tokens(message, node)
-            case Finished():
-                wrong = self._roots.finished(message, node)
-            case Failed():
-                self._roots.failed(message, node, self._now + RETRY_S)
-                wrong = None
-        if wrong is not None and node != self._own:
-            self._fault(node, wrong)
-        elif wrong is not None:
-            raise LocalProtocolError(wrong)
-
-    def _answer(self, root: NodeId, message: Tokens | Finished | Failed) -> None:
-        """Takes a driver's message to a root."""
-        if root == self._own:
-            self._take_answer(self._own, message)
-        else:
-            self._send(root, message)
-
-    def _break(self, entry: MemberEpoch, blame: NodeId | None, reason: str) -> None:
-        if entry.epoch.driver == self._own:
-            self._driver.broken(entry.epoch, blame, reason, self._now)
-        else:
-            self._epochs.step(entry, EpochEvent.END, reason)
-            self._send(entry.epoch.driver, Abort(entry.epoch, reason))
-
-    def _fault(self, node: NodeId, what: str) -> None:
-        self._follow(self._sessions.end(node, f"broke the protocol: {what}", self._now, at_fault=True))
-
-    def _send(self, node: NodeId, message: ControlMessage) -> None:
-        self._out.send(self._members.link_of(node), message)
+                assert_never(message)
+        if wrong is not None:
+            self._follow(self._sessions.end(node, f"broke the protocol: {wrong}", self._now, at_fault=True))
 
     def _hello(self) -> Hello:
         config, model = self._config, self._planning.model

@@ -1,0 +1,61 @@
+"""An epoch as its driver knows it: offered, committed, finishing; as a transition table. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from meshllm.errors import LocalProtocolError
+from meshllm.layout.layout import Layout, NodeId
+from meshllm.mesh.facts import ModelFacts
+from meshllm.mesh.messages import Epoch
+
+
+class OfferState(StrEnum):
+    """Where an epoch is, on its driver."""
+
+    OFFERED = "offered"
+    COMMITTED = "committed"
+    FINISHING = "finishing"  # a newer one is in force; it runs its answers to their ends
+    ENDED = "ended"
+
+
+class OfferEvent(StrEnum):
+    """What happens to it."""
+
+    ALL_PREPARED = "all prepared"
+    SUPERSEDED = "superseded"
+    ENDED = "ended"  # refused, member lost, broken, idle after it was superseded, no longer the driver
+
+
+TRANSITIONS: Final[dict[tuple[OfferState, OfferEvent], OfferState]] = {
+    (OfferState.OFFERED, OfferEvent.ALL_PREPARED): OfferState.COMMITTED,
+    (OfferState.OFFERED, OfferEvent.ENDED): OfferState.ENDED,
+    (OfferState.COMMITTED, OfferEvent.SUPERSEDED): OfferState.FINISHING,
+    (OfferState.COMMITTED, OfferEvent.ENDED): OfferState.ENDED,
+    (OfferState.FINISHING, OfferEvent.ENDED): OfferState.ENDED,
+}
+
+
+@dataclass(slots=True)
+class Offer:
+    """An epoch of ours. waiting: members that have not prepared it."""
+
+    epoch: Epoch
+    model: ModelFacts
+    layout: Layout
+    waiting: dict[NodeId, None]
+    deadline: float
+    state: OfferState = OfferState.OFFERED
+
+    def step(self, event: OfferEvent) -> None:
+        """Applies an event."""
+        state = TRANSITIONS.get((self.state, event))
+        if state is None:
+            raise LocalProtocolError(f"offer {self.epoch.counter}: {event} while {self.state}")
+        self.state = state
+
+    def has(self, node: NodeId) -> bool:
+        """Whether a node is one of its members."""
+        return node == self.epoch.driver or self.layout.rank_of(node) is not None
