@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from meshllm.layout.cost import ANSWER, PROMPT, LinkTable, TokenCost, predict
 from meshllm.layout.layout import Device, ExchangePrecision, Layout, LinkSpeed, NodeId, Prediction, Share
-from meshllm.layout.split import reserved_bytes, split, units_of
+from meshllm.layout.split import least_bytes, reserved_bytes, split, units_of
 from meshllm.model.slicing import ModelShape, Slice
 
 GAIN: Final = 0.03  # of an answer's time, that one rank more must save
@@ -22,6 +22,7 @@ SHARED_KV_GAIN: Final = 0.10  # of an answer's time, that cuts inside KV groups 
 EXHAUSTIVE: Final = 6  # devices: 63 sets, some 20 ms in all
 AUTO_CONTEXT: Final = 8192  # positions a slot where none are asked for
 LEAST_CONTEXT: Final = 512
+_NO_ROOM: Final = "it may use too little memory for a part of this model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +89,27 @@ def plan(
     a slot; None for AUTO_CONTEXT, the model's or what memory allows, whichever is least. driver: where steps come from;
     None for any rank. exchange falls back to f16 where the width is no multiple of 32.
     """
-    measured = sorted((d for d in devices if d.read_gbps > 0), key=lambda d: (-d.read_gbps, d.node))
-    unmeasured = tuple((d.node, "its speed is not measured yet") for d in devices if d.read_gbps <= 0)
-    if not measured:
-        return CannotPlan("no device has measured its speed yet")
-    if isinstance(mode, int) and len(measured) < mode:
-        return CannotPlan(f"the layout wants {mode} devices, {len(measured)} can serve this model: add devices")
+    unfit = {device.node: reason for device in devices if (reason := _unfit(device, shape))}
+    fit = sorted((d for d in devices if d.node not in unfit), key=lambda d: (-d.read_gbps, d.node))
+    if not fit:
+        return CannotPlan("no device can take part: " + "; ".join(sorted(set(unfit.values()))))
+    if isinstance(mode, int) and len(fit) < mode:
+        return CannotPlan(f"the layout wants {mode} devices, {len(fit)} can serve this model: add devices")
     precision: ExchangePrecision = "f16" if exchange == "q8_0" and shape.dim % 32 else exchange
     for positions in _contexts(shape, context):
         problem = _Problem(shape, LinkTable(links), positions, slots, precision, driver)
-        best = _best(problem, measured, mode)
+        best = _best(problem, fit, mode)
         if best is not None:
-            left_out = _left_out(problem, measured, best, mode)
-            return _layout(problem, best, left_out + unmeasured)
-    return _too_little_memory(problem, measured)
+            left_out = _left_out(problem, fit, best, mode)
+            return _layout(problem, best, left_out + tuple(unfit.items()))
+    return _too_little_memory(problem, fit)
+
+
+def _unfit(device: Device, shape: ModelShape) -> str | None:
+    """Why a device can take no part whatever the layout."""
+    if device.read_gbps <= 0:
+        return "its speed is not measured yet"
+    return None if device.usable_bytes >= least_bytes(shape) else _NO_ROOM
 
 
 def _contexts(shape: ModelShape, context: int | None) -> Iterator[int]:
@@ -155,7 +163,7 @@ def _left_out(
 
 def _why_not(best: _Candidate, with_it: _Candidate | None) -> str:
     if with_it is None:
-        return "it may use too little memory for a part of this model"
+        return _NO_ROOM
     with_s, without_s = with_it.cost.answer_s, best.cost.answer_s
     verdict = "would make answers slower" if with_s > without_s else "would make answers hardly faster"
     rates = f"decode {1 / with_it.cost.decode_s:.1f} tokens/s with it, {1 / best.cost.decode_s:.1f} without"

@@ -65,6 +65,11 @@ def reserved_bytes(shape: ModelShape) -> int:
     return shape.fixed_bytes + BATCH * widest * 4 + 4 * 4 * shape.vocab_size
 
 
+def least_bytes(shape: ModelShape) -> int:
+    """What a device needs to be a rank at all: all that is reserved and one unit of the feed-forward."""
+    return reserved_bytes(shape) + units_of(shape, 0, shared_kv=False).ffn.bytes
+
+
 def split(
     shape: ModelShape, speeds: Sequence[float], usable_bytes: Sequence[int], positions: int, *, shared_kv: bool
 ) -> tuple[Slice, ...] | None:

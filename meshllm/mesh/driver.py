@@ -18,7 +18,7 @@ from meshllm.layout.layout import Layout, NodeId
 from meshllm.mesh.epoch import EpochBook, EpochEvent, members_of
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import Abort, Commit, ControlMessage, Epoch, Prepare
-from meshllm.mesh.offer import Offer, OfferEvent, OfferState
+from meshllm.mesh.offer import Offer, OfferEvent, OfferState, fits_beside
 from meshllm.mesh.outbox import Outbox
 from meshllm.mesh.planning import Planning, Situation, same_placement
 from meshllm.mesh.request import Admissions
@@ -64,9 +64,9 @@ class Driver:
             self._stand_down(now)
             return
         self._yield_at = math.inf
-        for offer in self._offered():
-            if now >= offer.deadline:
-                self._late(offer, now)
+        for offer in [o for o in self._offered() if now >= o.deadline]:
+            for node in list(offer.waiting):
+                self.refused(offer.epoch, node, f"not done within {PREPARE_S:.0f} s", None, now)
         if self._planning.look(offering=bool(self._offered()), now=now):
             planned = self._planning.plan(now)
             self._when_idle = None
@@ -77,8 +77,8 @@ class Driver:
 
     def next_deadline(self) -> float:
         """When `review` has something to do without another event."""
-        waiting = [offer.deadline for offer in self._offered()]
-        return min([self._planning.next_deadline(), self._yield_at if self._offers else math.inf, *waiting])
+        yielding = self._yield_at if self._offers else math.inf
+        return min([self._planning.next_deadline(), yielding, *(offer.deadline for offer in self._offered())])
 
     # --- what members say
 
@@ -154,19 +154,11 @@ class Driver:
         if current and stays and not self._planning.is_worth_moving(current.layout, layout, situation):
             if current.layout.left_out != layout.left_out:
                 self._annotate(current, msgspec.structs.replace(current.layout, left_out=layout.left_out))
-        elif self._fits_beside(layout, situation):
+        elif fits_beside(self._offers.values(), layout, situation):
             self._offer(layout, now)
         else:
             self._when_idle = layout
             self._offer_when_idle(now)
-
-    def _fits_beside(self, layout: Layout, situation: Situation) -> bool:
-        usable = {device.node: device.usable_bytes for _, device in situation.devices}
-        for share in layout.shares:
-            held = [s for offer in self._offers.values() for s in offer.layout.shares if s.node == share.node]
-            if sum(s.slice_bytes + s.cache_bytes for s in [*held, share]) > usable[share.node]:
-                return False
-        return True
 
     def _offer_when_idle(self, now: float) -> None:
         layout = self._when_idle
@@ -251,12 +243,6 @@ class Driver:
                 self._end(offer, "yields to the device that drives now")
         for offer in self._offered():
             self._end(offer, "another device drives now")
-
-    def _late(self, offer: Offer, now: float) -> None:
-        for node in offer.waiting:
-            self._planning.exclude(node, f"did not prepare its part within {PREPARE_S:.0f} s", now)
-        self._end(offer, "a device did not prepare its part in time")
-        self._planning.again(now)
 
     def _send(self, node: NodeId, message: ControlMessage) -> None:
         self._out.send(self._members.link_of(node), message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -10,6 +11,7 @@ from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Layout, NodeId
 from meshllm.mesh.facts import ModelFacts
 from meshllm.mesh.messages import Epoch
+from meshllm.mesh.planning import Situation
 
 
 class OfferState(StrEnum):
@@ -59,3 +61,14 @@ class Offer:
     def has(self, node: NodeId) -> bool:
         """Whether a node is one of its members."""
         return node == self.epoch.driver or self.layout.rank_of(node) is not None
+
+
+def fits_beside(offers: Iterable[Offer], layout: Layout, situation: Situation) -> bool:
+    """Whether every rank can hold its part of a layout beside what it holds of these epochs."""
+    usable = {device.node: device.usable_bytes for _, device in situation.devices}
+    held = [share for offer in offers for share in offer.layout.shares]
+    for share in layout.shares:
+        parts = [share, *(other for other in held if other.node == share.node)]
+        if sum(part.slice_bytes + part.cache_bytes for part in parts) > usable[share.node]:
+            return False
+    return True

@@ -11,11 +11,12 @@ from typing import Final, TypeAlias
 
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.actions import Address, CloseLink, LinkId
-from meshllm.mesh.addresses import AddressBook, may_pass_on
+from meshllm.mesh.addresses import AddressBook
 from meshllm.mesh.facts import NodeConfig
+from meshllm.mesh.greetings import introduce, send_heartbeats
 from meshllm.mesh.links import LinkBook, Verdict, judge_choice, judge_hello
-from meshllm.mesh.membership import HEARTBEAT_S, LOST_S, PAUSED_S, Membership, Peer
-from meshllm.mesh.messages import PROTOCOL_MAJOR, Epoch, Heartbeat, Hello, PeerAddresses
+from meshllm.mesh.membership import HEARTBEAT_S, LOST_S, PAUSED_S, Membership
+from meshllm.mesh.messages import PROTOCOL_MAJOR, Epoch, Hello
 from meshllm.mesh.outbox import Outbox
 
 CLONE_REPORT_S: Final = 60.0  # between two reports of the same pair
@@ -208,7 +209,7 @@ class Sessions:
         self._out.report(
             "peer_joined", peer=self._members.name_of(hello.node), node=hello.node, address=f"{address[0]}:{address[1]}"
         )
-        self._introduce(hello.node, peer)
+        introduce(self._members, self._out, hello.node, peer)
         self._beat(now)
         return [Joined(hello.node)]
 
@@ -235,10 +236,10 @@ class Sessions:
         self._close_fresh(link, reason, now)
         self.book.lost(hello.node, now, pause=30.0)
 
-    def _close_fresh(self, link: LinkId, reason: str, now: float) -> None:
+    def _close_fresh(self, link: LinkId, reason: str, now: float, *, at_fault: bool = False) -> None:
         fresh = self._links.forget(link)
         if fresh is not None:
-            self._out.add(CloseLink(link, reason, at_fault=False))
+            self._out.add(CloseLink(link, reason, at_fault))
             if fresh.dialed is not None:
                 self.book.failed(fresh.dialed, now)
 
@@ -246,29 +247,10 @@ class Sessions:
         node = self._links.peer_of(link)
         if node is not None:
             return self.end(node, f"broke the protocol: {what}", now, at_fault=True)
-        fresh = self._links.forget(link)
-        if fresh is not None:
-            self._out.add(CloseLink(link, f"the other side {what}", at_fault=True))
-            if fresh.dialed is not None:
-                self.book.failed(fresh.dialed, now)
+        self._close_fresh(link, f"the other side {what}", now, at_fault=True)
         return []
-
-    def _introduce(self, node: NodeId, peer: Peer) -> None:
-        """Tells a newcomer of the others, and the others of it, as far as addresses mean something there."""
-        others = [(n, p) for n, p in self._members.alive() if n != node]
-        known = tuple((n, (p.address,)) for n, p in others if may_pass_on(p.address, peer.address))
-        if known:
-            self._out.send(peer.link, PeerAddresses(known))
-        for _, other in others:
-            if may_pass_on(peer.address, other.address):
-                self._out.send(other.link, PeerAddresses(((node, (peer.address,)),)))
 
     def _beat(self, now: float) -> None:
         """A heartbeat to everyone, and the time of the next."""
-        alive = self._members.alive()
-        self._beat_at = now + HEARTBEAT_S if alive else math.inf
-        rtts = tuple((node, peer.rtt_us or 0.0) for node, peer in alive)
-        for node, peer in alive:
-            echo, held = (peer.echo[0], now - peer.echo[1]) if peer.echo else (None, 0.0)
-            others = tuple(entry for entry in rtts if entry[0] != node)
-            self._out.send(peer.link, Heartbeat(now, echo, held, self.free_bytes, self.epoch, others))
+        send_heartbeats(self._members, self._out, self.free_bytes, self.epoch, now)
+        self._beat_at = now + HEARTBEAT_S if self._members.alive() else math.inf
