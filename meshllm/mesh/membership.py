@@ -108,6 +108,11 @@ class Membership:
         peer = self._peers.get(node)
         return peer.link if peer else None
 
+    def incarnation_of(self, node: NodeId) -> int | None:
+        """The incarnation that a peer's link is bound to."""
+        peer = self._peers.get(node)
+        return peer.hello.incarnation if peer is not None and peer.is_alive else None
+
     def name_of(self, node: NodeId) -> str:
         """Its name as people know it, quoted; the id where it was never met."""
         peer = self._peers.get(node)

@@ -81,7 +81,7 @@ class Sessions:
             return self._at_fault(link, "said Hello twice", now)
         fresh.hello = hello
         self.book.reached(fresh.dialed, hello.node)
-        bound, retired = self._bound(hello.node), self._retired.get(hello.node, {})
+        bound, retired = self._members.incarnation_of(hello.node), self._retired.get(hello.node, {})
         verdict = judge_hello(self._own, self._config.incarnation, hello, bound, retired)
         return self._obey(verdict, link, hello, now)
 
@@ -95,7 +95,7 @@ class Sessions:
                 return None, []  # closed here, or lost
             if fresh.hello is None:
                 return None, self._at_fault(link, "did not say Hello first", now)
-            bound, retired = self._bound(fresh.hello.node), self._retired.get(fresh.hello.node, {})
+            bound, retired = self._members.incarnation_of(fresh.hello.node), self._retired.get(fresh.hello.node, {})
             events = self._obey(judge_choice(fresh.hello, bound, retired), link, fresh.hello, now)
             node = self._links.peer_of(link)
         if node is not None:
@@ -176,10 +176,6 @@ class Sessions:
     def _is_linked(self, node: NodeId) -> bool:
         return self._members.link_of(node) is not None
 
-    def _bound(self, node: NodeId) -> int | None:
-        peer = self._members.get(node)
-        return peer.hello.incarnation if peer is not None and peer.is_alive else None
-
     def _obey(self, verdict: Verdict, link: LinkId, hello: Hello, now: float) -> list[SessionEvent]:
         match verdict:
             case Verdict.WAIT:
@@ -188,10 +184,8 @@ class Sessions:
                 return self._bind(link, hello, now)
             case Verdict.REPLACE:
                 return self._replace(link, hello, now)
-            case Verdict.DUPLICATE:
-                self._close_fresh(link, "another link is in use", now)
-            case Verdict.SELF:
-                self._close_fresh(link, "this is ourselves", now)
+            case Verdict.DUPLICATE | Verdict.SELF:
+                self._close_fresh(link, "another link is in use, or this is ourselves", now)
             case Verdict.CLONE | Verdict.OWN_CLONE:
                 self._note_clone(hello, now)
                 self._close_fresh(link, CLONE_REASON, now)
@@ -206,15 +200,14 @@ class Sessions:
         address = fresh.address if fresh.dialed is not None else (fresh.address[0], hello.port)
         self._links.bind(link, hello.node)
         peer = self._members.joined(hello, link, address, now)
-        self._out.report(
-            "peer_joined", peer=self._members.name_of(hello.node), node=hello.node, address=f"{address[0]}:{address[1]}"
-        )
+        place = f"{address[0]}:{address[1]}"
+        self._out.report("peer_joined", peer=self._members.name_of(hello.node), node=hello.node, address=place)
         introduce(self._members, self._out, hello.node, peer)
         self._beat(now)
         return [Joined(hello.node)]
 
     def _replace(self, link: LinkId, hello: Hello, now: float) -> list[SessionEvent]:
-        bound = self._bound(hello.node)
+        bound = self._members.incarnation_of(hello.node)
         retired = dict(self._retired.get(hello.node, {}))
         restarted = bound is not None and bound != hello.incarnation
         events = self.end(hello.node, "it was started anew" if restarted else "it opened another link", now)

@@ -1,7 +1,7 @@
 """Some processes, each one Node over the fake data plane, in one simulated world. Everything follows from the seed.
 
-Actions are executed as the control loop would: in order, each call of a Node followed by its actions and its next deadline.
-Node messages go through the real encoder, decoder and checks.
+Actions are executed as the control loop would: in order, each call of a Node followed by its actions and its next
+deadline. Messages go through the real encoder, decoder and checks.
 """
 
 from __future__ import annotations

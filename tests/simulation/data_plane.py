@@ -1,7 +1,7 @@
 """A small fake of the data plane: an epoch is a set of processes that are linked; a token is a hash of all before it.
 
-So a lost, doubled, reordered or foreign token changes every later one. Packing takes time and may be refused; a step needs
-every member alive, reachable and still holding the epoch, else each member that notices reports the epoch broken.
+So a lost, doubled, reordered or foreign token changes every later one. Packing takes time and may be refused; a step
+needs every member alive, reachable and still holding the epoch, else each member that notices reports it broken.
 """
 
 from __future__ import annotations
