@@ -127,7 +127,7 @@ class StepRunner:
         own = stop.partial if len(stop.partial) else None
         if own is not None:
             self.send(self.other_ranks, Partial(step, index, bytes(own)))
-        await self.until(lambda: not sequencer.missing(index), limit_s, lambda: sequencer.missing(index))
+        await self.until(lambda: sequencer.has_all(index), limit_s, lambda: sequencer.missing(index))
         self.engine.supply(sequencer.take_partials(index, own))
 
     def _take(self, node: NodeId, body: bytes) -> None:

@@ -62,11 +62,14 @@ class StepSequencer:
         self._schedule = schedule
         self._limits = limits
         self._lengths = [0] * limits.slots  # positions that each slot's cache holds
+        self._contributors = tuple(tuple(ranks[rank] for rank in adding) for adding in schedule.contributors)
+        self._n_awaited = tuple(sum(node != own for node in nodes) for nodes in self._contributors)
         self._number = 0  # of the running step, or of the next one
         self._running: Step | None = None
-        self._n_tokens = 0
+        self._partial_bytes = 0
         self._waiting: Step | None = None
-        self._partials: dict[tuple[int, int, NodeId], bytes] = {}  # step, exchange, node
+        self._partials: list[dict[NodeId, bytes]] = [{} for _ in self._contributors]  # by exchange, of this step
+        self._early: list[dict[NodeId, bytes]] = [{} for _ in self._contributors]  # of the next one
         self._candidates: dict[NodeId, tuple[bytes, ...]] = {}
 
     @property
@@ -92,7 +95,9 @@ class StepSequencer:
         """The running step is over; what is left of it is forgotten."""
         if self._running is None:
             raise LocalProtocolError("no step runs")
-        self._partials = {key: data for key, data in self._partials.items() if key[0] > self._number}
+        self._partials, self._early = self._early, self._partials
+        for partials in self._early:
+            partials.clear()
         self._candidates.clear()
         self._running = None
         self._number += 1
@@ -117,21 +122,25 @@ class StepSequencer:
 
     # --- exchanges of the running step
 
+    def has_all(self, exchange: int) -> bool:
+        """Whether all contributors' partials have come, but for this rank's own."""
+        return len(self._partials[exchange]) == self._n_awaited[exchange]
+
     def missing(self, exchange: int) -> list[NodeId]:
         """Contributors, but for this rank, whose partial has not come."""
-        awaited = self._schedule.contributors[exchange]
-        nodes = [self._ranks[rank] for rank in awaited]
-        return [n for n in nodes if n != self._own and (self._number, exchange, n) not in self._partials]
+        arrived = self._partials[exchange]
+        return [node for node in self._contributors[exchange] if node != self._own and node not in arrived]
 
     def take_partials(self, exchange: int, own: bytes | memoryview | None) -> list[bytes | memoryview]:
         """All partials of an exchange in rank order, this rank's in its place; none may be missing."""
+        arrived = self._partials[exchange]
         partials: list[bytes | memoryview] = []
-        for rank in self._schedule.contributors[exchange]:
-            node = self._ranks[rank]
-            partial = own if node == self._own else self._partials.pop((self._number, exchange, node))
+        for node in self._contributors[exchange]:
+            partial = own if node == self._own else arrived[node]
             if partial is None:
-                raise LocalProtocolError(f"rank {rank} has nothing to add at exchange {exchange}")
+                raise LocalProtocolError(f"this rank has nothing to add at exchange {exchange}")
             partials.append(partial)
+        arrived.clear()
         return partials
 
     # --- candidates of the running step, on the driver
@@ -150,15 +159,14 @@ class StepSequencer:
         if self._running is not None:
             raise LocalProtocolError(f"step {self._number} has not finished")
         self._running = step
-        self._n_tokens = sum(len(entry.tokens) for entry in step.entries)
+        self._partial_bytes = self._schedule.partial_bytes(sum(len(entry.tokens) for entry in step.entries))
         for to, source, n_positions in step.copies:
             self._lengths[to] = min(n_positions, self._lengths[source])
         for entry in step.entries:
             self._lengths[entry.slot] = entry.position + len(entry.tokens)
-        size = self._schedule.partial_bytes(self._n_tokens)
-        for (number, _, node), data in self._partials.items():
-            if number == step.step:
-                self._check_size(node, data, size)
+        for partials in self._partials:
+            for node, data in partials.items():
+                self._check_size(node, data)
 
     def _n_outputs(self) -> int:
         return 0 if self._running is None else sum(entry.sampling is not None for entry in self._running.entries)
@@ -172,18 +180,21 @@ class StepSequencer:
         self._waiting = step
 
     def _receive_partial(self, sender: NodeId, partial: Partial) -> None:
-        if partial.step < self._number:
+        n_ahead, exchange = partial.step - self._number, partial.exchange
+        if n_ahead < 0:
             return
-        exchange = partial.exchange
-        if partial.step > self._number + 1 or exchange >= len(self._schedule):
+        if n_ahead > 1 or exchange >= len(self._contributors):
             raise MemberFaultError(
                 sender, f"sent a partial of exchange {exchange} of step {partial.step} in step {self._number}"
             )
-        if sender not in (self._ranks[rank] for rank in self._schedule.contributors[exchange]):
+        if sender not in self._contributors[exchange]:
             raise MemberFaultError(sender, f"sent a partial of exchange {exchange}, to which it adds nothing")
-        if self._running is not None and partial.step == self._number:
-            self._check_size(sender, partial.data, self._schedule.partial_bytes(self._n_tokens))
-        self._partials.setdefault((partial.step, exchange, sender), partial.data)
+        if n_ahead == 1:
+            self._early[exchange].setdefault(sender, partial.data)
+            return
+        if self._running is not None:
+            self._check_size(sender, partial.data)
+        self._partials[exchange].setdefault(sender, partial.data)
 
     def _receive_candidates(self, sender: NodeId, candidates: Candidates) -> None:
         if candidates.step < self._number:
@@ -194,9 +205,9 @@ class StepSequencer:
             raise MemberFaultError(sender, f"sent candidates of {len(candidates.data)} rows for {self._n_outputs()}")
         self._candidates.setdefault(sender, candidates.data)
 
-    def _check_size(self, node: NodeId, data: bytes, expected: int) -> None:
-        if len(data) != expected:
-            raise MemberFaultError(node, f"sent a partial of {len(data)} bytes, {expected} are due")
+    def _check_size(self, node: NodeId, data: bytes) -> None:
+        if len(data) != self._partial_bytes:
+            raise MemberFaultError(node, f"sent a partial of {len(data)} bytes, {self._partial_bytes} are due")
 
     def _check_step(self, step: Step, fault: Callable[[str], Exception]) -> None:
         if step.step != self._number:

@@ -74,7 +74,7 @@ class DataLink:
         self._opener = cipher(keys.receive)
         self._n_sealed = 0
         self._n_opened = 0
-        self._unsent: deque[memoryview] = deque()
+        self.unsent: deque[memoryview] = deque()  # what `flush` has to send
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0  # of the first unread byte
@@ -87,9 +87,9 @@ class DataLink:
         return self._sock.fileno()
 
     @property
-    def wants_write(self) -> bool:
-        """Whether `flush` has something to send."""
-        return bool(self._unsent)
+    def has_unread(self) -> bool:
+        """Whether more than the bodies handed out has been read, a whole frame or a part."""
+        return self._start < self._end
 
     def send(self, body: bytes) -> None:
         """Seals a body and sends what the socket takes at once; `flush` sends the rest. Raises LinkLostError."""
@@ -97,29 +97,23 @@ class DataLink:
         self._n_sealed += 1
         length = _LENGTH.pack(len(sealed))
         self.bytes_sent += len(length) + len(sealed)
-        if len(sealed) > SMALL_FRAME_BYTES:
-            self._unsent += (memoryview(length), memoryview(sealed))
+        if self.unsent or len(sealed) > SMALL_FRAME_BYTES:
+            self.unsent += (memoryview(length), memoryview(sealed))
             self.flush()
-        elif self._unsent:
-            self._unsent.append(memoryview(length + sealed))
-            self.flush()
-        else:
-            self._send_small(length + sealed)
-
-    def _send_small(self, frame: bytes) -> None:
-        """What flush does, where nothing was left over and all is likely to go at once."""
-        try:
+            return
+        frame = length + sealed
+        try:  # what flush does, where all is likely to go at once
             n_sent = self._sock.send(frame)
         except BlockingIOError:
             n_sent = 0
         except OSError as error:
             raise LinkLostError(_reason(error)) from error
         if n_sent < len(frame):
-            self._unsent.append(memoryview(frame)[n_sent:])
+            self.unsent.append(memoryview(frame)[n_sent:])
 
     def flush(self) -> None:
         """Sends what the socket takes of what is left over. Raises LinkLostError."""
-        unsent = self._unsent
+        unsent = self.unsent
         try:
             while unsent:
                 n_sent = self._sock.send(unsent[0]) if len(unsent) == 1 else self._sock.sendmsg(unsent)
@@ -137,13 +131,19 @@ class DataLink:
 
         Raises LinkLostError if the peer closed, RemoteProtocolError on a frame that is too long or not sealed by it.
         """
-        if self._start == self._end:
-            self._start = self._end = (
-                0  # there is always room to read into: here, or by buffered() for a part of a frame
-            )
-        elif (body := self.buffered()) is not None:
+        if self._start < self._end and (body := self.buffered()) is not None:
             return body
-        return self.buffered() if self._read() else None
+        try:  # there is always room to read into: buffered() makes it for a part of a frame
+            n_read = self._sock.recv_into(self._view[self._end :])
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise LinkLostError(_reason(error)) from error
+        if n_read == 0:
+            raise LinkLostError("it closed its data link")
+        self._end += n_read
+        self.bytes_received += n_read
+        return self.buffered()
 
     def admit(self, frame_limit: int) -> None:
         """The peer is known now: take bodies up to frame_limit bytes."""
@@ -151,50 +151,38 @@ class DataLink:
 
     def close(self) -> None:
         """Closes the socket; what is unsent is dropped. May be called again."""
-        self._unsent.clear()
+        self.unsent.clear()
         self._sock.close()
-
-    def _read(self) -> bool:
-        """Reads once; whether anything came."""
-        try:
-            n_read = self._sock.recv_into(self._view[self._end :])
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise LinkLostError(_reason(error)) from error
-        if n_read == 0:
-            raise LinkLostError("it closed its data link")
-        self._end += n_read
-        self.bytes_received += n_read
-        return True
 
     def buffered(self) -> bytes | None:
         """The next body if it has been read already; the socket is not asked. Raises RemoteProtocolError."""
-        n_unread = self._end - self._start
+        start = self._start
+        n_unread = self._end - start
         if n_unread < _LENGTH.size:
             self._make_room(_LENGTH.size)
             return None
-        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        (length,) = _LENGTH.unpack_from(self._buffer, start)
         if not TAG_BYTES <= length <= self._frame_limit + TAG_BYTES:
-            raise RemoteProtocolError(
-                f"data frame of {length} bytes, at most {self._frame_limit + TAG_BYTES} are allowed"
-            )
+            raise RemoteProtocolError(f"data frame of {length} bytes, {self._frame_limit + TAG_BYTES} are allowed")
         if n_unread < _LENGTH.size + length:
             self._make_room(_LENGTH.size + length)
             return None
-        start = self._start + _LENGTH.size
-        self._start = start + length
+        start += _LENGTH.size
+        stop = start + length
         nonce = self._n_opened.to_bytes(NONCE_BYTES, "little")
         self._n_opened += 1
         try:
-            return self._opener.decrypt(nonce, self._view[start : start + length], None)
+            body: bytes = self._opener.decrypt(nonce, self._view[start:stop], None)
         except InvalidTag:
             raise RemoteProtocolError("data frame that is not sealed with the key agreed") from None
+        if stop == self._end:
+            self._start = self._end = 0
+        else:
+            self._start = stop
+        return body
 
     def _make_room(self, n_needed: int) -> None:
         """Moves unread bytes to the front, into a larger buffer if n_needed from there do not fit."""
-        if self._start == self._end:
-            self._start = self._end = 0
         if self._start == 0 and n_needed <= len(self._buffer):
             return
         unread = bytes(self._view[self._start : self._end])

@@ -61,12 +61,12 @@ class LinkGroup:
     @property
     def has_unsent(self) -> bool:
         """Whether some link could not yet send all."""
-        return any(link.wants_write for link in self._links.values())
+        return any(link.unsent for link in self._links.values())
 
     @property
     def unsent_nodes(self) -> list[NodeId]:
         """Whose sockets have not taken all."""
-        return [node for node, link in self._links.items() if link.wants_write]
+        return [node for node, link in self._links.items() if link.unsent]
 
     def admit(self, frame_limit: int) -> None:
         """Members may send bodies of this size from now on."""
@@ -91,12 +91,12 @@ class LinkGroup:
         arrived: list[tuple[NodeId, bytes]] = []
         for node, link in self._links.items():
             try:
-                if link.wants_write:
+                if link.unsent:
                     link.flush()
                 body = link.receive()
                 while body is not None:
                     arrived.append((node, body))
-                    body = link.buffered()
+                    body = link.buffered() if link.has_unread else None
             except (LinkLostError, RemoteProtocolError) as error:
                 raise LinkFaultError(node, str(error)) from error
         return arrived
@@ -143,6 +143,6 @@ class LinkGroup:
 
     def _watch_writes(self, wanted: bool) -> None:
         for link in self._links.values():
-            if link.wants_write:
+            if link.unsent:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
                 self._selector.modify(link, events)

@@ -173,9 +173,9 @@ def test_sending_to_a_closed_end_is_a_lost_link(pair: Pair) -> None:
 def test_unsent_rest_is_kept_and_sent_later(pair: Pair) -> None:
     body = os.urandom(LIMIT)
     pair.a.send(body)
-    assert pair.a.wants_write
+    assert pair.a.unsent
     assert drain(pair.a, pair.b, 1) == [body]
-    assert not pair.a.wants_write
+    assert not pair.a.unsent
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
