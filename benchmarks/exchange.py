@@ -2,7 +2,7 @@
 
     python benchmarks/exchange.py [--peers 2] [--bytes 4096] [--exchanges 5000] [--compute-us 0]
 
-Needs a core for each peer and a machine that does nothing else: with fewer cores the figures are those of the scheduler.
+Needs a core for each peer and an idle machine: with fewer cores the figures are the scheduler's.
 Prints one JSON line: microseconds an exchange as rank 0 sees it (median, mean, 99th percentile). --compute-us lets each
 rank be busy for so long between exchanges, as kernels would be.
 """

@@ -18,6 +18,7 @@ from typing import Final, assert_never
 
 import trio
 
+from meshllm.daemon.crossing import Crossing
 from meshllm.daemon.epoch_member import EpochMember
 from meshllm.daemon.loop_bridge import (
     MAX_COMMANDS,
@@ -27,7 +28,6 @@ from meshllm.daemon.loop_bridge import (
     CancelAdmitted,
     Command,
     CommitEpoch,
-    Crossing,
     DataLoopEnded,
     Event,
     PrepareEpoch,

@@ -15,10 +15,10 @@ from typing import Final
 import structlog
 import trio
 
+from meshllm.daemon.crossing import Crossing
 from meshllm.daemon.epoch_links import EpochLinks
 from meshllm.daemon.loop_bridge import (
     AttachDataLink,
-    Crossing,
     EpochBroken,
     EpochPrepared,
     EpochRefused,
@@ -35,7 +35,8 @@ from meshllm.errors import KernelError, MeshLLMError
 from meshllm.kernels.binding import Kernels
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.messages import Candidates, Leave, RequestId, Submit
-from meshllm.mesh.stepping import MemberFaultError, MemberLeftError, Patience, StepLimits, StepSequencer
+from meshllm.mesh.pacing import Patience
+from meshllm.mesh.stepping import MemberFaultError, MemberLeftError, StepLimits, StepSequencer
 from meshllm.net.link_group import LinkFaultError
 
 BURST_S: Final = 0.2  # without a step: a burst of steps has ended

@@ -11,13 +11,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import assert_never
 
-from meshllm.daemon.loop_bridge import Crossing, Event, RequestFailed, RequestFinished, TokensDrawn
+from meshllm.daemon.crossing import Crossing
+from meshllm.daemon.loop_bridge import Event, RequestFailed, RequestFinished, TokensDrawn
 from meshllm.daemon.step_runner import StepRunner
 from meshllm.engine.sampling import Candidates, draw
 from meshllm.errors import KernelError, RemoteProtocolError
 from meshllm.layout.layout import Layout
-from meshllm.mesh.batching import Batcher, Outcome, PromptPace
+from meshllm.mesh.batching import Batcher, Outcome
 from meshllm.mesh.messages import Failed, Finished, RequestId, Step, Submit, Tokens
+from meshllm.mesh.pacing import PromptPace
 from meshllm.mesh.stepping import MemberFaultError
 from meshllm.parameters import SampledToken
 

@@ -18,7 +18,8 @@ from meshllm.errors import LinkLostError, RemoteProtocolError
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.framing import decode_data, encode_body
 from meshllm.mesh.messages import Message, Partial, Step
-from meshllm.mesh.stepping import MemberFaultError, Patience, StepSequencer
+from meshllm.mesh.pacing import Patience
+from meshllm.mesh.stepping import MemberFaultError, StepSequencer
 from meshllm.net.link_group import LinkGroup
 
 

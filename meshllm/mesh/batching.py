@@ -85,8 +85,6 @@ class Batcher:
         running = [slot.sequence for slot in self._slots if slot.sequence is not None]
         return tuple(sequence.submit.request for sequence in [*running, *self._waiting])
 
-    # --- requests
-
     def admit(self, submit: Submit) -> Outcome | None:
         """Takes a request; or answers at once: Failed if it cannot run, Finished if nothing is left to draw."""
         refusal = self._refusal(submit)
@@ -127,8 +125,6 @@ class Batcher:
             return Failed(request, "invalid_request_error", reason)
         return None
 
-    # --- steps
-
     def form_step(self, n_prompt_tokens: int) -> Step | None:
         """The next step, or None if there is nothing to do. n_prompt_tokens: of prompts, at most, but at least one."""
         if self._drawing is not None:
@@ -162,8 +158,6 @@ class Batcher:
             if slot is not None:  # else it was cancelled meanwhile
                 outcomes += self._take_token(slot, sequence, token)
         return outcomes
-
-    # --- inside
 
     def _take_token(self, slot: _Slot, sequence: _Sequence, token: SampledToken | KernelError) -> list[Outcome]:
         if isinstance(token, KernelError):
@@ -251,26 +245,3 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         else:
             high = middle - 1
     return low
-
-
-STEP_S: Final = 0.5  # a step with prompt tokens should not take longer: a cancel waits for it
-DECODING_STEP_S: Final = 0.15  # nor this while others decode
-PROMPT_CHUNKS: Final = (256, 128, 64, 32)  # tokens; few sizes, so that the same prompt is mostly cut the same way
-
-
-class PromptPace:
-    """How many prompt tokens a step may have so that it stays short, as earlier steps went."""
-
-    def __init__(self, prefill_tok_s: float) -> None:
-        """The layout's prediction; 0 or less if there is none."""
-        self._token_s = 1.0 / prefill_tok_s if prefill_tok_s > 0 else 0.0
-
-    def observe(self, n_tokens: int, seconds: float) -> None:
-        """A step of n_tokens took so long."""
-        if n_tokens >= PROMPT_CHUNKS[-1]:
-            self._token_s += 0.5 * (seconds / n_tokens - self._token_s)
-
-    def limit(self, decoding: bool) -> int:
-        """Prompt tokens for the next step. decoding: other sequences decode in it."""
-        target_s = DECODING_STEP_S if decoding else STEP_S
-        return next((n for n in PROMPT_CHUNKS if n * self._token_s <= target_s), PROMPT_CHUNKS[-1])

@@ -225,10 +225,9 @@ class Partial(Message, frozen=True, tag=2):
 
 
 class Candidates(Message, frozen=True, tag=3):
-    """Rank -> driver, after every step: for each entry with sampling, in order, its encoded candidates.
+    """Rank -> driver, after every step, which is over here: for each entry with sampling, its encoded candidates.
 
-    The format is engine.sampling's. A rank without vocabulary sends none, but the message all the same: it says that
-    the step is over here, so that nobody runs more than one step ahead.
+    The format is engine.sampling's. A rank without vocabulary sends an empty message.
     """
 
     step: int
@@ -240,10 +239,7 @@ class Ready(Message, frozen=True, tag=4):
 
 
 class Leave(Message, frozen=True, tag=5):
-    """Last message of a member: it runs no more steps of this epoch, because of `node`, if one is to blame.
-
-    So that the others name the same device, and not the one that noticed first.
-    """
+    """Last message of a member. node: who is to blame, if anyone; so that all name the same device."""
 
     node: NodeId | None
     reason: str

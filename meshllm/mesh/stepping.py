@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import assert_never
 
 from meshllm.errors import LocalProtocolError, RemoteProtocolError
 from meshllm.layout.layout import NodeId
@@ -240,35 +240,3 @@ class StepSequencer:
 
 def _local_fault(text: str) -> LocalProtocolError:
     return LocalProtocolError(f"the driver {text}")
-
-
-EASE_S: Final = 2.0  # a peer may be late by this before it counts as hung
-EASE_FACTOR: Final = 3.0  # times the expected step: two epochs may take turns, a device may slow down
-FEW_TOKENS: Final = 8  # up to this a step costs about what one token costs
-FADE: Final = 0.9  # of the slowest step seen, for each step since
-MAX_EXPECTED_S: Final = 60.0
-
-
-class Patience:
-    """How long to wait for a peer within a step: EASE_S beyond what a step takes, as predicted and then as seen."""
-
-    def __init__(self, decode_tok_s: float, prefill_tok_s: float) -> None:
-        """The layout's predictions; 0 or less if there is none."""
-        self._few_s = 1.0 / decode_tok_s if decode_tok_s > 0 else 0.0
-        self._token_s = 1.0 / prefill_tok_s if prefill_tok_s > 0 else 0.0
-
-    def observe(self, n_tokens: int, seconds: float) -> None:
-        """A step of n_tokens took so long, waiting included."""
-        if n_tokens <= FEW_TOKENS:
-            self._few_s = max(seconds, FADE * self._few_s)
-        else:
-            self._token_s = max(seconds / n_tokens, FADE * self._token_s)
-
-    def expected_s(self, n_tokens: int) -> float:
-        """What a step of n_tokens may take."""
-        more = self._token_s * n_tokens if n_tokens > FEW_TOKENS else 0.0
-        return min(self._few_s + more, MAX_EXPECTED_S)
-
-    def limit_s(self, n_tokens: int) -> float:
-        """How long to wait before a peer counts as hung."""
-        return EASE_S + EASE_FACTOR * self.expected_s(n_tokens)

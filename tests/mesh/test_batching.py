@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from meshllm.errors import KernelError
 from meshllm.layout.layout import NodeId
-from meshllm.mesh.batching import MAX_WAITING, PROMPT_CHUNKS, Batcher, PromptPace, common_prefix
+from meshllm.mesh.batching import MAX_WAITING, Batcher, common_prefix
 from meshllm.mesh.exchange import ExchangeSchedule
 from meshllm.mesh.messages import Failed, Finished, ModelHash, RequestId, Step, Submit, Tokens
+from meshllm.mesh.pacing import PROMPT_CHUNKS, PromptPace
 from meshllm.mesh.stepping import StepLimits, StepSequencer
 from meshllm.parameters import SampledToken, SamplingParameters
 

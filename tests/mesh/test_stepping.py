@@ -10,14 +10,8 @@ from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.exchange import ExchangeSchedule
 from meshllm.mesh.messages import Candidates, DataMessage, Leave, Partial, Ready, Step, StepEntry
-from meshllm.mesh.stepping import (
-    EASE_S,
-    MemberFaultError,
-    MemberLeftError,
-    Patience,
-    StepLimits,
-    StepSequencer,
-)
+from meshllm.mesh.pacing import EASE_S, Patience
+from meshllm.mesh.stepping import MemberFaultError, MemberLeftError, StepLimits, StepSequencer
 from meshllm.parameters import SamplingParameters
 
 A, B, C, D = (NodeId(f"{i:016x}") for i in range(4))

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from meshllm.daemon.loop_bridge import Crossing
+from meshllm.daemon.crossing import Crossing
 from meshllm.errors import LocalProtocolError
 
 
