@@ -31,7 +31,9 @@ native: $(VENV)/bin/python
 	@touch $(VENV)/.installed
 
 native-tests:
-	$(MAKE) -C native check
+	$(MAKE) -C native check check-asan check-tsan
+	@if command -v aarch64-linux-gnu-gcc qemu-aarch64 >/dev/null; then $(MAKE) -C native check-aarch64; \
+	else echo "left out: aarch64 (apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)"; fi
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "meshllm needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }

@@ -36,9 +36,9 @@ def test_daemons_together_answer_the_golden_vectors_from_each_root(
     daemons = [mesh.start(f"d{i}", model=smollm2_quant(quant)) for i in range(n)]
     statuses = mesh.wait_ranks(n, *daemons)
     assert {peer.state for status in statuses for peer in status.peers} == {"self", "connected"}
-    _check_golden(daemons[0], greedy(quant))
-    for root in daemons[1:]:
-        _check_golden(root, greedy(quant)[:6])
+    _check_golden(daemons[-1], greedy(quant))
+    for root in daemons[:-1]:
+        _check_golden(root, greedy(quant)[:3])
     _check_same_from_each(daemons, greedy(quant)[0].prompt)
 
 

@@ -1,6 +1,6 @@
 """Cases from the field: each is covered by a test that carries its id, or is open here with the reason.
 
-A test carries an id in its name (test_cli_01_...) or its docstring ("Case CONC-03").
+A test carries an id in its name (test_cli_01_...), its docstring ("Case CONC-03") or its decorators (a parameter).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPEN: dict[str, str] = {}
 
 @cache
 def _tests() -> dict[str, str]:
-    """Test node -> its name and docstring, of each test file but this."""
+    """Test node -> its name, docstring and decorators, of each test file but this."""
     found = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         if path == Path(__file__).resolve():
@@ -30,7 +30,8 @@ def _tests() -> dict[str, str]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 where = f"{path.relative_to(TESTS.parent)}::{node.name}"
-                found[where] = f"{node.name} {ast.get_docstring(node) or ''}"
+                decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+                found[where] = f"{node.name} {ast.get_docstring(node) or ''} {decorators}"
     return found
 
 
