@@ -56,6 +56,7 @@ class Node:
         self._config = config
         self._now = now
         self._stopped = False
+        self._greeted_before: tuple[LinkId, ...] = ()  # links whose Hello told of another model than the one now served
         self._out = Outbox()
         self._members = Membership()
         self._sessions = Sessions(config, self._members, self._out)
@@ -131,9 +132,9 @@ class Node:
             return
         self._planning.model, self._planning.device = model, device
         self._member.model_changed(self._now)
-        served = ServedModel(model.hash if model else None, model.name if model else None, device)
+        self._greeted_before = tuple(self._sessions.all_links())
         for _, peer in self._members.alive():
-            self._out.send(peer.link, served)
+            self._out.send(peer.link, self._served_model())
         self._review()
 
     def set_free_bytes(self, free_bytes: int) -> None:
@@ -266,10 +267,17 @@ class Node:
     def _missing(self) -> str:
         return self.view(self._now).detail or "the mesh is changing"
 
+    def _served_model(self) -> ServedModel:
+        hello = self._hello()
+        return ServedModel(hello.model, hello.model_name, hello.device)
+
     def _follow(self, events: list[SessionEvent]) -> None:
         for event in events:
             match event:
                 case Joined(node):
+                    link = self._members.link_of(node)
+                    if link in self._greeted_before:
+                        self._out.send(link, self._served_model())
                     self._driver.peer_joined(node)
                 case Ended(node, reason):
                     self._driver.peer_ended(node, reason, self._now)
