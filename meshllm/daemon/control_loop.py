@@ -48,6 +48,7 @@ from meshllm.net.listener import Incoming, Strangers, dial, serve
 from meshllm.status import DaemonState, ModelStatus, Status
 
 FREE_BYTES_INTERVAL_S: Final = 2.0
+MAX_DIAL_REASONS: Final = 256
 STOP_TIMEOUT_S: Final = 2.0  # for links to say goodbye
 Args = TypeVarTuple("Args")
 
@@ -83,6 +84,7 @@ class ControlLoop:
         self._node = Node(config, device, None, now)
         self._links: dict[act.LinkId, ControlLink] = {}
         self._link_ids = itertools.count(1)
+        self._dial_reasons: dict[str, str] = {}  # the last one told, by target
         self._readers = Readers()
         self._members = MemberLinks(config.node, identity, data)
         self._timer = trio.CancelScope()
@@ -131,7 +133,9 @@ class ControlLoop:
         served = self.model()
         if name is None or name in (served.name, served.sha256):
             return served
-        raise NoModelError(f'no model "{name}" is served here, but "{served.name}"; "meshllm models" lists what is stored')
+        raise NoModelError(
+            f'no model "{name}" is served here, but "{served.name}"; "meshllm models" lists what is stored'
+        )
 
     @asynccontextmanager
     async def open_request(self, submit: Submit) -> AsyncIterator[trio.MemoryReceiveChannel[Delivery]]:
@@ -338,14 +342,25 @@ class ControlLoop:
             case act.Deliver(request, message):
                 self._readers.deliver(request, message, trio.current_time())
             case act.Report(event, fields):
-                warn = event.endswith(_WARNINGS)
-                (self._log.warning if warn else self._log.info)(event, **dict(fields))
+                self._report(event, dict(fields))
             case never:
                 assert_never(never)
 
     def _start(self, task: Callable[[Unpack[Args]], Awaitable[None]], *arguments: *Args) -> None:
         if self._nursery is not None:  # else the loop is ending
             self._nursery.start_soon(task, *arguments)
+
+    def _report(self, event: str, fields: dict[str, act.Field]) -> None:
+        """Logs what the Node reports; a dial that fails as it did the last time is not told again."""
+        level = self._log.warning if event.endswith(_WARNINGS) else self._log.info
+        if event == "dial_failed":
+            target, reason = str(fields.get("target")), str(fields.get("reason"))
+            if self._dial_reasons.get(target) == reason:
+                level = self._log.debug
+            if len(self._dial_reasons) >= MAX_DIAL_REASONS:
+                self._dial_reasons.clear()
+            self._dial_reasons[target] = reason
+        level(event, **fields)
 
     def _send(self, link_id: act.LinkId, message: ControlMessage) -> None:
         link = self._links.get(link_id)
