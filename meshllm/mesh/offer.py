@@ -9,6 +9,7 @@ from typing import Final
 
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Layout, NodeId
+from meshllm.layout.split import reserved_bytes
 from meshllm.mesh.facts import ModelFacts
 from meshllm.mesh.messages import Epoch
 from meshllm.mesh.planning import Situation
@@ -65,10 +66,11 @@ class Offer:
 
 def fits_beside(offers: Iterable[Offer], layout: Layout, situation: Situation) -> bool:
     """Whether every rank can hold its part of a layout beside what it holds of these epochs."""
+    buffers = reserved_bytes(situation.model.shape)
     usable = {device.node: device.usable_bytes for _, device in situation.devices}
     held = [share for offer in offers for share in offer.layout.shares]
     for share in layout.shares:
         parts = [share, *(other for other in held if other.node == share.node)]
-        if sum(part.slice_bytes + part.cache_bytes for part in parts) > usable[share.node]:
+        if sum(part.slice_bytes + part.cache_bytes + buffers for part in parts) > usable[share.node]:
             return False
     return True

@@ -88,7 +88,10 @@ class RootRequests:
 
     def waiting(self, now: float) -> list[RootRequest]:
         """Those to dispatch, first come first."""
-        return [r for r in self._requests.values() if r.state is RootState.WAITING and r.retry_at <= now]
+        due = [r for r in self._requests.values() if r.state is RootState.WAITING and r.retry_at <= now]
+        for request in due:
+            request.retry_at = 0.0  # no deadline any more: from now on a commit is what it waits for
+        return due
 
     def dispatched(self, request: RootRequest, driver: NodeId) -> None:
         """It went to this driver."""

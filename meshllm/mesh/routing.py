@@ -34,11 +34,9 @@ class Routing:
         """Sends requests that wait to the driver of the epoch in force, if there is one for their model."""
         self._now = now
         in_force = self._epochs.in_force()
-        if in_force is None:
-            return
-        driver = in_force.epoch.driver
         for request in self.roots.waiting(now):
-            if request.submit.model == in_force.model:
+            if in_force is not None and request.submit.model == in_force.model:
+                driver = in_force.epoch.driver
                 self.roots.dispatched(request, driver)
                 if driver == self._own:
                     self.admissions.take(self._own, request.submit, in_force.epoch)

@@ -15,6 +15,7 @@ from invariants import Invariants, Reader
 from network import Link, Network, Scheduler, Way
 
 from meshllm.layout.layout import Device
+from meshllm.layout.split import reserved_bytes
 from meshllm.mesh.actions import (
     Action,
     Admit,
@@ -243,6 +244,7 @@ class Cluster:
         self.invariants = Invariants()
         self.options = options
         self.refusals = options.refusals
+        self.buffer_bytes = reserved_bytes(SHAPE)
         self.wakes = 0
         self._link_count = 0
         self._request_count = 0
@@ -267,7 +269,7 @@ class Cluster:
         while self.scheduler.run_one(until):
             for process in self.processes:
                 if process.data is not None:
-                    assert process.data.held_bytes() <= 2 * self.options.memory
+                    assert process.data.held_bytes() <= self.options.memory
 
     def dial(self, caller: Process, key: str, index: int) -> None:
         """A dial by a process: TLS needs both ways and a callee that runs."""

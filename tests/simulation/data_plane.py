@@ -63,8 +63,10 @@ class DataPlane:
     def prepare(self, action: PrepareEpoch) -> None:
         rng = self.cluster.scheduler.rng
         share = action.layout.shares[action.rank] if action.rank is not None else None
-        self.epochs[action.epoch] = EpochData(action, share.slice_bytes + share.cache_bytes if share else 0)
-        if rng.random() < self.cluster.refusals:
+        n_bytes = share.slice_bytes + share.cache_bytes + self.cluster.buffer_bytes if share else 0
+        fits = self.held_bytes() + n_bytes <= self.process.options.memory
+        self.epochs[action.epoch] = EpochData(action, n_bytes if fits else 0)
+        if not fits or rng.random() < self.cluster.refusals:
             self._later(rng.uniform(0.0, 0.5), lambda: self._refuse(action.epoch))
         else:
             began = self.cluster.scheduler.now
