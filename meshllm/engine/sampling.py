@@ -166,7 +166,7 @@ def run_chain(logits: Logits, total: float, sampling: SamplingParameters) -> npt
     kept = logits.astype(np.float64)
     if sampling.top_k:
         kept = kept[: sampling.top_k]
-        total = _combined_sum(kept)
+        total = float(np.logaddexp.reduce(kept))
     if sampling.top_p < 1:
         reached = np.cumsum(np.exp(kept - total)) >= sampling.top_p
         kept = kept[: int(np.argmax(reached)) + 1] if reached.any() else kept
@@ -235,8 +235,13 @@ def _largest_perturbed(parts: Sequence[Candidates]) -> tuple[int, float]:
     return winner.token, winner.raw
 
 
-def _combined_sum(sums: Sequence[float] | npt.NDArray[np.float64]) -> float:
-    return float(np.logaddexp.reduce(np.asarray(sums, np.float64)))
+def _combined_sum(sums: Sequence[float]) -> float:
+    """log of the sum of exp of all; empty slices have -inf, NaN counts as such."""
+    known = [value for value in sums if value > -math.inf]
+    largest = max(known, default=-math.inf)
+    if math.isinf(largest):
+        return largest
+    return largest + math.log(sum(math.exp(value - largest) for value in known))
 
 
 def _top_logprobs(parts: Sequence[Candidates], total: float, count: int) -> tuple[TokenLogprob, ...]:

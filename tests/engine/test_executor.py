@@ -50,14 +50,15 @@ def make_reference(model: ModelFile, parts: list[Slice], *, rounded: bool) -> li
             n_slots=2,
             context=64,
             rounded=rounded,
-        )  # fmt: skip
+        )
         for part in parts
     ]
 
 
 def rounding_tolerance(shape: Shape) -> float:
-    """For two executions that round alike but add in another order: one value that rounds to the next int8 moves the whole
-    row by some 1e-3, and then many more round differently; f32 activations do not have this."""
+    """For two executions that round alike but add in another order: one value that rounds to the next int8 moves the
+    whole row by some 1e-3, and then many more round differently; f32 activations do not have this.
+    """
     return 1.5e-2 if shape.quant.startswith("Q") else 1e-3
 
 

@@ -1,8 +1,9 @@
-"""The second execution of a program: float32 numpy, one op a few lines, as native/meshllm.h states them. What right means.
+"""The second execution of a program: float32 numpy, one op a few lines, as native/meshllm.h states them. What right
+means.
 
-Weights are dequantized, activations are not quantized and the cache is not rounded, so the native engine may differ by what
-those cost. With `rounded=True` activations and cache are rounded as the engine's kernels do, and only the order of float
-additions is left to differ.
+Weights are dequantized, activations are not quantized and the cache is not rounded, so the native engine may differ by
+what those cost. With `rounded=True` activations and cache are rounded as the engine's kernels do, and only the order
+of float additions is left to differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A layout in one process: an executor a rank, partials passed by hand, as the data loop passes them between devices."""
+"""A layout in one process: an executor a rank, partials passed by hand as the data loop passes them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Ranks:
                     context=context,
                     max_tokens=max_tokens,
                     precision=precision,
-                )  # fmt: skip
+                )
             )
         return cls(executors)
 
