@@ -143,9 +143,9 @@ def test_chains_leave_what_llama_cpp_leaves(golden: Callable[[str], Any]) -> Non
         order = np.argsort(-logits, kind="stable")
         kept = run_chain(logits[order], float(np.logaddexp.reduce(logits.astype(np.float64))), sampling)
         found = np.exp(kept - np.logaddexp.reduce(kept))
-        assert [(int(token), round(float(p), 4)) for token, p in zip(order, found, strict=False)] == [
-            (token, pytest.approx(round(p, 4), abs=2e-4)) for token, p in case["probs"]
-        ]
+        assert found.tolist() == pytest.approx([p for _, p in case["probs"]], abs=2e-4)
+        if len(set(case["logits"])) == len(logits):  # without ties the order is one
+            assert order[: len(kept)].tolist() == [token for token, _ in case["probs"]]
         compared += 1
     assert compared > 40
 
