@@ -18,12 +18,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from meshllm.cli.client import DaemonClient
+from meshllm.daemon.model_store import ModelStore
+from meshllm.errors import MeshLLMError
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".demo"
 MESHLLM = str(Path(sys.executable).parent / "meshllm")
 NAMES = ("kitchen", "attic")
 MODEL = "smollm2"
-PROMPT = "Write three sentences about why people share things with their neighbours."
+PROMPT = "Explain in two sentences why the sky is blue."
 MAX_TOKENS = 96
 LAYOUT_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 12
@@ -107,23 +111,20 @@ def _prepare() -> None:
     secret = FOLDER / "mesh-key"
     if not secret.exists():
         _run("key", "new", "--key-file", str(secret))
-    first, *others = (FOLDER / name for name in NAMES)
+    first, *others = (ModelStore(FOLDER / name) for name in NAMES)
     if not _has_model(first):
-        _run("pull", MODEL, "--state-dir", str(first))
-    (stored,) = (
-        m for m in json.loads(_run("models", "--json", "--state-dir", str(first)))["models"] if m["name"] == MODEL
-    )
-    for folder in others:
-        if not _has_model(folder):
-            _run("pull", stored["path"], "--name", MODEL, "--state-dir", str(folder))
+        _run("pull", MODEL, "--state-dir", str(FOLDER / NAMES[0]))
+    path = first.resolve(MODEL).path
+    for name, store in zip(NAMES[1:], others, strict=True):
+        if not _has_model(store):
+            _run("pull", str(path), "--name", MODEL, "--state-dir", str(FOLDER / name))
 
 
-def _has_model(folder: Path) -> bool:
-    done = subprocess.run(
-        [MESHLLM, "models", "--json", "--state-dir", str(folder)], env=_environment(), capture_output=True, check=False
-    )
-    models = json.loads(done.stdout or "{}").get("models", [])
-    return any(model["name"] == MODEL and Path(model["path"]).exists() for model in models)
+def _has_model(store: ModelStore) -> bool:
+    try:
+        return store.resolve(MODEL).path.exists()
+    except MeshLLMError:
+        return False
 
 
 def _start(name: str) -> subprocess.Popen[bytes]:
@@ -167,10 +168,12 @@ def _wait_for_layout(daemons: dict[str, subprocess.Popen[bytes]]) -> None:
 
 
 def _status(name: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [MESHLLM, "status", "--json", "--socket", _socket(name)], env=_environment(), capture_output=True, check=False
-    )
-    return json.loads(done.stdout) if done.returncode == 0 else {}
+    """What a daemon says of itself; {} if it does not answer yet."""
+    try:
+        status = json.loads(DaemonClient((Path(_socket(name)),)).get("/status"))
+    except MeshLLMError:
+        return {}
+    return status if isinstance(status, dict) else {}
 
 
 def _serves(status: dict[str, Any], n: int) -> bool:

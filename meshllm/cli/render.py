@@ -143,7 +143,7 @@ def _notes(status: Status) -> list[Text]:
         line += f", {counts.failed} failed"
     if counts.decode_tok_s is not None:
         line += f"; the last at {counts.decode_tok_s:.1f} tok/s"
-    if cost is not None and cost.exchange_us > 0:
+    if cost is not None and cost.bytes_sent > 0:
         line += f" ({in_microseconds(cost.compute_us)} compute + {in_microseconds(cost.exchange_us)} exchange a token,"
         line += f" {in_bytes(round(cost.bytes_sent))} sent)"
     return [*notes, Text(line, "dim")]
