@@ -1,8 +1,8 @@
-"""The HTTP API: path -> handler. Errors become OpenAI's error object here and nowhere else."""
+"""The HTTP API: path -> handler. Errors become OpenAI's error object here, those of a running stream in streams.py."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 import msgspec
@@ -11,12 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from meshllm.api.body import decode_body
+from meshllm.api.body import read_request
 from meshllm.api.completions import complete_chat, complete_text
 from meshllm.api.hosts import HostCheck
 from meshllm.api.openai import DetokenizeRequest, TokenizeRequest, error_object
-from meshllm.api.streams import ClientGoneError, error_response, json_response, read_body
+from meshllm.api.streams import BROKEN, ClientGoneError, error_response, json_response
 from meshllm.daemon.generation import Generator
 from meshllm.errors import InvalidRequestError, MeshLLMError, NoModelError
 from meshllm.log import Logger
@@ -25,8 +26,8 @@ Handler = Callable[[Request, Generator], Awaitable[Response]]
 MAX_TOKENS_AT_ONCE: Final = 1 << 20
 
 
-def make_app(generator: Generator, log: Logger) -> HostCheck:
-    """The ASGI application."""
+def make_app(generator: Generator, log: Logger, hosts: Collection[str] = ()) -> ASGIApp:
+    """The ASGI application. hosts: names of this machine that a request over TCP may give, beside its addresses."""
 
     def route(path: str, method: str, handler: Handler) -> Route:
         async def handle(request: Request) -> Response:
@@ -38,9 +39,7 @@ def make_app(generator: Generator, log: Logger) -> HostCheck:
                 return Response(status_code=499)  # nobody reads it
             except Exception as error:
                 log.exception("request_broken", path=path, error=type(error).__name__)
-                return json_response(
-                    error_object("the daemon failed on this request: see its log", 500, "internal_error", None), 500
-                )
+                return json_response(BROKEN, 500)
 
         return Route(path, handle, methods=[method])
 
@@ -58,7 +57,21 @@ def make_app(generator: Generator, log: Logger) -> HostCheck:
         ],
         exception_handlers={HTTPException: _http_error},
     )
-    return HostCheck(app)
+    return HostCheck(_LastResort(app, log), hosts)
+
+
+class _LastResort:
+    """Logs what fails while an answer is being sent: the client was told in the stream."""
+
+    def __init__(self, app: ASGIApp, log: Logger) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            self._log.exception("answer_broken", path=scope.get("path"), error=type(error).__name__)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -70,10 +83,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _card(generator: Generator) -> dict[str, object]:
     served = generator.model()
+    try:
+        created = int(served.file.path.stat().st_mtime)
+    except OSError:  # removed while it is served
+        created = 0
     return {
         "id": served.name,
         "object": "model",
-        "created": int(served.file.path.stat().st_mtime),
+        "created": created,
         "owned_by": "meshllm",
         "sha256": served.sha256,
         "context_length": generator.context_length(),
@@ -99,13 +116,13 @@ async def _reload(_: Request, generator: Generator) -> Response:
 
 
 async def _tokenize(request: Request, generator: Generator) -> Response:
-    asked = decode_body(await read_body(request), TokenizeRequest)
+    asked = await read_request(request, TokenizeRequest)
     ids = await generator.encode_text(asked.content, parse_special=asked.parse_special, add_bos=asked.add_special)
     return json_response({"tokens": ids})
 
 
 async def _detokenize(request: Request, generator: Generator) -> Response:
-    asked = decode_body(await read_body(request), DetokenizeRequest)
+    asked = await read_request(request, DetokenizeRequest)
     vocab_size = generator.tokenizer().vocab_size
     bad = next((token for token in asked.tokens if not 0 <= token < vocab_size), None)
     if bad is not None or len(asked.tokens) > MAX_TOKENS_AT_ONCE:

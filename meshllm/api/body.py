@@ -1,7 +1,8 @@
-"""Bytes of a request's body -> a checked value, or an InvalidRequestError that names the field.
+"""Bytes of a request's body -> a checked value, or an error that names the field.
 
-Python's own JSON parser reads it, since it tells a NaN or an infinity from bad syntax and knows the field; msgspec
-then checks types and ranges strictly: no number in quotes, no boolean for a number.
+The body is read with a limit of size and time. Python's own JSON parser reads it, since it tells a NaN or an infinity
+from bad syntax and knows the field; msgspec then checks types and ranges strictly: no number in quotes, no boolean for
+a number.
 """
 
 from __future__ import annotations
@@ -12,11 +13,79 @@ import re
 from typing import Final, NoReturn, TypeVar
 
 import msgspec
+import trio
+from starlette.requests import ClientDisconnect, Request
 
-from meshllm.errors import InvalidRequestError
+from meshllm.api.streams import ClientGoneError
+from meshllm.errors import InvalidRequestError, MeshLLMError
+
+MAX_BODY_BYTES: Final = 16 << 20  # a prompt of a million token ids is 8 MB
+MAX_DRAINED_BYTES: Final = 64 << 20  # of a body that is refused for its size
+BODY_TIMEOUT_S: Final = 20.0  # for the whole body
 
 T = TypeVar("T")
 _PLACE: Final = re.compile(r"(?P<words>.*?)(?: - at `(?P<path>[^`]*)`)?", re.DOTALL)
+
+
+class BodyTooLargeError(MeshLLMError):
+    """The body is over the limit (HTTP 413)."""
+
+    http_status = 413
+    code = "request_too_large"
+
+
+class SlowBodyError(MeshLLMError):
+    """The body did not come in time (HTTP 408)."""
+
+    http_status = 408
+    code = "request_timeout"
+
+
+class EncodedBodyError(MeshLLMError):
+    """The body is compressed (HTTP 415): a few bytes could unpack to gigabytes, and no client sends such."""
+
+    http_status = 415
+    code = "unsupported_encoding"
+
+
+async def read_request(request: Request, kind: type[T]) -> T:
+    """The checked body. Raises InvalidRequestError, one of the errors above, or ClientGoneError."""
+    return decode_body(await read_body(request), kind)
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises one of the errors above or ClientGoneError."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise EncodedBodyError(f'Content-Encoding "{encoding}" is not taken: send the body as it is')
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        raise InvalidRequestError("the request has both Content-Length and Transfer-Encoding: send one of them")
+    too_large = BodyTooLargeError(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB, which no request needs")
+    announced = _announced_bytes(request)
+    if announced > MAX_DRAINED_BYTES or (announced > MAX_BODY_BYTES and "expect" in request.headers):
+        raise too_large
+    body, n_bytes = bytearray(), 0
+    with trio.move_on_after(BODY_TIMEOUT_S):
+        try:
+            async for chunk in request.stream():
+                n_bytes += len(chunk)
+                if n_bytes > MAX_DRAINED_BYTES:
+                    break
+                if n_bytes <= MAX_BODY_BYTES:
+                    body += chunk
+        except ClientDisconnect:
+            raise ClientGoneError from None
+        if n_bytes > MAX_BODY_BYTES:  # told when all of it was read: most clients read no answer before
+            raise too_large
+        return bytes(body)
+    if max(announced, n_bytes) > MAX_BODY_BYTES:
+        raise too_large
+    raise SlowBodyError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s: send it at once")
+
+
+def _announced_bytes(request: Request) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length[:20]) if length.isdecimal() else 0
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:
@@ -49,11 +118,12 @@ def _finite_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _refuse(words: str) -> NoReturn:
     match = _PLACE.fullmatch(words)
     path = (match["path"] if match else None) or ""
-    param = path.removeprefix("$").removeprefix(".") or None
+    place = path.removeprefix("$").removeprefix(".")
     text = match["words"] if match else words
-    if param is None and (missing := re.search(r"missing required field `([^`]+)`", text)):
-        param = missing[1]
-    raise InvalidRequestError(f"{param}: {text}" if param else text, param)
+    if missing := re.search(r"missing required field `([^`]+)`", text):
+        place = f"{place}.{missing[1]}" if place else missing[1]
+    param = re.sub(r"(\[[^]]*\])+$", "", place)  # of a list, the list: `stop`, not `stop[1]`
+    raise InvalidRequestError(f"{place}: {text}" if place else text, param or None)
 
 
 def _json_name(value: object) -> str:

@@ -7,19 +7,23 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
 from meshllm.api.answers import AnswerHead, ChoiceWriter, Json, extension, usage_of
-from meshllm.api.body import decode_body
+from meshllm.api.body import read_request
 from meshllm.api.openai import ChatRequest, Common, CompletionRequest
-from meshllm.api.streams import EventStream, json_response, read_body, unless_gone
+from meshllm.api.streams import Emit, EventStream, json_response, unless_gone
 from meshllm.daemon.generation import CheckedRequest, Finish, GenerationRequest, Generator, Piece
 
-PIECES_AHEAD = 64  # of a choice, before a slow reader holds its delivery back
+PIECES_AHEAD: Final = 64  # of a choice, before a slow reader holds its delivery back
+KEEP_ALIVE_S: Final = (
+    10.0  # without news, an empty chunk says that the answer still comes: proxies close silent streams
+)
 
 _Item: TypeAlias = tuple[int, Piece | Finish | Exception]
 
@@ -41,9 +45,10 @@ class _Work:
 
 async def complete_chat(request: Request, generator: Generator) -> Response:
     """POST /v1/chat/completions."""
-    asked = decode_body(await read_body(request), ChatRequest)
+    asked = await read_request(request, ChatRequest)
     messages, tools, variables = asked.checked_messages(), asked.checked_tools(), asked.variables()
     n_logprobs = asked.n_logprobs()
+    asked.refuse_unserved()
     generator.model(asked.model)
     prompt = await generator.encode_chat(messages, tools, variables)
     work = _prepare(generator, asked, prompt, asked.token_limit(), n_logprobs, chat=True)
@@ -52,7 +57,8 @@ async def complete_chat(request: Request, generator: Generator) -> Response:
 
 async def complete_text(request: Request, generator: Generator) -> Response:
     """POST /v1/completions."""
-    asked = decode_body(await read_body(request), CompletionRequest)
+    asked = await read_request(request, CompletionRequest)
+    asked.refuse_unserved()
     given = asked.checked_prompt()
     generator.model(asked.model)
     prompt = await generator.encode_text(given) if isinstance(given, str) else given
@@ -88,7 +94,7 @@ def _prepare(
     return _Work(
         generator=generator,
         head=head,
-        choices=tuple(generator.check(wanted.with_choice(i)) for i in choices),
+        choices=tuple(generator.check(wanted.with_choice(i), "messages" if chat else "prompt") for i in choices),
         writers=tuple(ChoiceWriter(tokenizer, i, chat, n_logprobs, bool(asked.return_token_ids)) for i in choices),
         with_usage=asked.wants_usage,
     )
@@ -96,18 +102,21 @@ def _prepare(
 
 async def _answer(request: Request, work: _Work, asked: Common) -> Response:
     if asked.stream:
-        return EventStream(lambda: _events(work, bool(asked.return_token_ids)))
-    return await unless_gone(request.receive, lambda: _whole(work, bool(asked.return_token_ids)))
+        return EventStream(partial(_stream, work, token_ids=bool(asked.return_token_ids)))
+    return await unless_gone(request.receive, partial(_whole, work, token_ids=bool(asked.return_token_ids)))
 
 
-async def _whole(work: _Work, token_ids: bool) -> Response:
+async def _whole(work: _Work, *, token_ids: bool) -> Response:
     finishes: dict[int, Finish] = {}
     async with _running(work) as items:
         async for index, item in items:
-            if isinstance(item, Finish):
-                finishes[index] = item
-            else:
-                work.writers[index].keep(item)
+            match item:
+                case Piece():
+                    work.writers[index].keep(item)
+                case Finish():
+                    finishes[index] = item
+                case error:
+                    raise error
     ordered = [finishes[i] for i in range(len(work.writers))]
     choices = [writer.whole(finish) for writer, finish in zip(work.writers, ordered, strict=True)]
     made = work.head.whole(choices, usage_of(work.n_prompt, ordered))
@@ -115,30 +124,41 @@ async def _whole(work: _Work, token_ids: bool) -> Response:
     return json_response({**made, **_prompt_ids(work, token_ids)})
 
 
-async def _events(work: _Work, token_ids: bool) -> AsyncIterator[Json]:
+async def _stream(work: _Work, emit: Emit, *, token_ids: bool) -> None:
     """The role at once, so that a reader sees life before a long prompt is read; then text; then ends."""
     first = _prompt_ids(work, token_ids)
+
+    async def write(choice: Json) -> None:
+        nonlocal first
+        await emit({**work.head.chunk([choice], usage=None, with_usage=work.with_usage), **first})
+        first = {}
+
     if work.head.chat:
         for writer in work.writers:
-            yield {**work.head.chunk([writer.opening()], usage=None, with_usage=work.with_usage), **first}
-            first = {}
+            await write(writer.opening())
     finishes: dict[int, Finish] = {}
     async with _running(work) as items:
-        async for index, item in items:
-            writer = work.writers[index]
-            if isinstance(item, Finish):
-                finishes[index] = item
-                choice = writer.closing(item)
-            elif item.text or token_ids or writer.n_logprobs is not None:
-                choice = writer.chunk(item)
-            else:
+        while len(finishes) < len(work.writers):
+            with trio.move_on_after(KEEP_ALIVE_S) as waiting:
+                index, item = await items.receive()
+            if waiting.cancelled_caught:
+                running = next(writer for writer in work.writers if writer.index not in finishes)
+                await write(running.chunk(Piece("", ())))
                 continue
-            yield {**work.head.chunk([choice], usage=None, with_usage=work.with_usage), **first}
-            first = {}
+            writer = work.writers[index]
+            match item:
+                case Piece(text, tokens):
+                    if text or (tokens and (token_ids or writer.n_logprobs is not None)):
+                        await write(writer.chunk(item))
+                case Finish():
+                    finishes[index] = item
+                    await write(writer.closing(item))
+                case error:
+                    raise error
     if work.with_usage:
         ordered = [finishes[i] for i in range(len(work.writers))]
         last = work.head.chunk([], usage=usage_of(work.n_prompt, ordered), with_usage=True)
-        yield {**last, "meshllm": extension(ordered)}
+        await emit({**last, "meshllm": extension(ordered)})
 
 
 def _prompt_ids(work: _Work, token_ids: bool) -> Json:
@@ -146,8 +166,11 @@ def _prompt_ids(work: _Work, token_ids: bool) -> Json:
 
 
 @asynccontextmanager
-async def _running(work: _Work) -> AsyncIterator[AsyncIterator[tuple[int, Piece | Finish]]]:
-    """Pieces of all choices as they come, each with its choice's index. Leaving ends all of them."""
+async def _running(work: _Work) -> AsyncIterator[trio.MemoryReceiveChannel[_Item]]:
+    """Pieces of all choices as they come, each with its choice's index; each choice ends with a Finish or an error.
+
+    Leaving ends all of them.
+    """
     send, receive = trio.open_memory_channel[_Item](PIECES_AHEAD)
 
     async def run(index: int, choice: CheckedRequest, channel: trio.MemorySendChannel[_Item]) -> None:
@@ -159,19 +182,13 @@ async def _running(work: _Work) -> AsyncIterator[AsyncIterator[tuple[int, Piece 
             except Exception as error:  # a task's border: raised where it is read
                 await channel.send((index, error))
 
-    async def items() -> AsyncIterator[tuple[int, Piece | Finish]]:
-        async for index, item in receive:
-            if isinstance(item, Exception):
-                raise item
-            yield index, item
-
     errors: list[Exception] = []
     async with trio.open_nursery() as nursery:
         async with send:
             for i, choice in enumerate(work.choices):
                 nursery.start_soon(run, i, choice, send.clone())
         try:
-            yield items()
+            yield receive
         except Exception as error:  # raised outside the nursery, which would wrap it in a group
             errors.append(error)
         nursery.cancel_scope.cancel()

@@ -1,7 +1,7 @@
 """Requests in OpenAI's shapes and their checks. Pure: a decoded body in, a value that can be trusted out.
 
 Fields that we do not know are ignored, as OpenAI's clients expect; fields that we know and cannot serve are refused by
-name. A null is as if the field were absent.
+name. A null is as if the field were absent; `stream_options` without `stream` changes nothing.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ class Common(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    logit_bias: dict[str, object] | None = None
+
+    def refuse_unserved(self) -> None:
+        """Raises InvalidRequestError for a known field whose silent absence would change the answer."""
+        if self.logit_bias:
+            raise InvalidRequestError("logit_bias is not supported", "logit_bias")
 
     @property
     def n_choices(self) -> int:
@@ -100,11 +106,15 @@ class CompletionRequest(Common, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
 
-    def checked_prompt(self) -> str | list[int]:
-        """One prompt. Raises InvalidRequestError for several, and for what is not served."""
+    def refuse_unserved(self) -> None:
+        """See Common."""
+        super().refuse_unserved()
         if self.echo or self.suffix or (self.best_of or 1) > 1:
             name = "echo" if self.echo else "suffix" if self.suffix else "best_of"
             raise InvalidRequestError(f"{name} is not supported", name)
+
+    def checked_prompt(self) -> str | list[int]:
+        """One prompt. Raises InvalidRequestError for several."""
         if isinstance(self.prompt, str):
             return self.prompt
         tokens = [part for part in self.prompt if isinstance(part, int)]
@@ -144,12 +154,18 @@ class ChatRequest(Common, kw_only=True):
     tool_choice: object = None
     chat_template_kwargs: dict[str, object] | None = None
 
-    def checked_messages(self) -> list[dict[str, object]]:
-        """As a chat template takes them. Raises InvalidRequestError that names the message."""
+    def refuse_unserved(self) -> None:
+        """See Common. A tool call cannot be forced: the model decides."""
+        super().refuse_unserved()
         if self.response_format is not None and self.response_format.type != "text":
             raise InvalidRequestError(
                 f'response_format "{self.response_format.type}" is not supported, only "text"', "response_format"
             )
+        if self.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequestError('tool_choice may be "none" or "auto": a call cannot be forced', "tool_choice")
+
+    def checked_messages(self) -> list[dict[str, object]]:
+        """As a chat template takes them. Raises InvalidRequestError that names the message."""
         return [_template_message(message, i) for i, message in enumerate(self.messages)]
 
     def checked_tools(self) -> list[object] | None:

@@ -1,4 +1,4 @@
-"""The sockets of the API and the server on them: hypercorn's trio worker on a Unix socket, and on TCP where asked for.
+"""The sockets of the API: a Unix socket, TCP where asked for, or what the service manager hands over; and serving them.
 
 The Unix socket's permissions are the access control. Its file has its final mode and group before anything can
 connect; a lock file beside it says whether its daemon lives: a dead one's socket is replaced, a living one's never.
@@ -16,11 +16,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-import hypercorn.config
-import hypercorn.trio
 import trio
 
 from meshllm.api.app import make_app
+from meshllm.api.connections import serve_connections
 from meshllm.daemon.generation import Generator
 from meshllm.errors import ConfigError
 from meshllm.log import Logger
@@ -28,7 +27,6 @@ from meshllm.log import Logger
 BACKLOG: Final = 128
 MAX_PATH_BYTES: Final = 107  # of sun_path, without its zero
 GRACE_S: Final = 2.0  # for open streams when stopping
-KEEP_ALIVE_S: Final = 75.0
 
 
 @contextmanager
@@ -57,21 +55,10 @@ async def serve(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until `stopping` is set and open streams have ended, at most GRACE_S after it."""
-    config = hypercorn.config.Config()
-    config.bind = [f"fd://{os.dup(one.fileno())}" for one in sockets]
-    config.accesslog = config.errorlog = None
-    config.include_server_header = False
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.graceful_timeout = GRACE_S
-    config.backlog = BACKLOG
-    app = make_app(generator, log)
-    async with trio.open_nursery() as nursery:
-
-        async def run(*, task_status: trio.TaskStatus[list[str]]) -> None:
-            await hypercorn.trio.serve(app, config, shutdown_trigger=stopping.wait, task_status=task_status)  # type: ignore[arg-type]
-
-        await nursery.start(run)
-        task_status.started()
+    host = socket.gethostname().partition(".")[0].lower()
+    app = make_app(generator, log, (host, f"{host}.local"))
+    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in sockets]
+    await serve_connections(app, listeners, stopping, GRACE_S, task_status=task_status)
 
 
 @contextmanager

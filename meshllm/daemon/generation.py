@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, assert_never, cast
 
@@ -145,20 +145,20 @@ class Generator:
 
         return await trio.to_thread.run_sync(encode, abandon_on_cancel=True)
 
-    def check(self, request: GenerationRequest) -> CheckedRequest:
-        """Raises InvalidRequestError or ContextLengthError if it can never be answered."""
+    def check(self, request: GenerationRequest, param: str) -> CheckedRequest:
+        """Raises InvalidRequestError or ContextLengthError if it can never be answered. param: where its prompt is."""
         served, n_prompt = self.model(), len(request.prompt)
         vocab_size, context = served.file.hyperparameters.vocab_size, self.context_length()
         if not n_prompt:
-            raise InvalidRequestError("the prompt holds no token: give it some text", "prompt")
+            raise InvalidRequestError("the prompt holds no token: give it some text", param)
         bad = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
         if bad is not None:
-            raise InvalidRequestError(f"token id {bad} is not in the vocabulary of 0 to {vocab_size - 1}", "prompt")
+            raise InvalidRequestError(f"token id {bad} is not in the vocabulary of 0 to {vocab_size - 1}", param)
         if n_prompt >= context:
             raise ContextLengthError(
                 f"the prompt has {n_prompt} tokens, the context holds {context} and an answer needs one:"
                 " shorten the prompt, or start the daemons with a larger --context",
-                "messages",
+                param,
             )
         room = context - n_prompt
         seed = secrets.randbits(64) if request.seed is None else request.seed
@@ -180,12 +180,15 @@ class Generator:
         Iterating raises UnavailableError, ContextLengthError or another MeshLLMError where the mesh fails it.
         """
         text = TextStream(self.tokenizer(), request.stop)
-        async with self._control.open_request(request.submit) as deliveries:
-            yield self._pieces(deliveries, text)
+        async with (
+            self._control.open_request(request.submit) as deliveries,
+            aclosing(self._pieces(deliveries, text)) as pieces,
+        ):
+            yield pieces
 
     async def _pieces(
         self, deliveries: trio.MemoryReceiveChannel[Delivery], text: TextStream
-    ) -> AsyncIterator[Piece | Finish]:
+    ) -> AsyncGenerator[Piece | Finish, None]:
         clock = _DecodeClock()
         async for delivery in deliveries:
             match delivery:

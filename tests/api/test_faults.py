@@ -34,6 +34,13 @@ def body(fields: str) -> bytes:
         ('"max_tokens": 0', "max_tokens"),
         ('"max_tokens": 1.5', "max_tokens"),
         ('"stream": "yes"', "stream"),
+        ('"temperature": 1' + "0" * 400, "temperature"),
+        ('"n": 1' + "0" * 30, "n"),
+        ('"stop": ["a", 5]', "stop"),
+        ('"stop": 5', "stop"),
+        ('"logit_bias": {"5": 1}', "logit_bias"),
+        ('"tool_choice": "required"', "tool_choice"),
+        ('"top_logprobs": 2', "top_logprobs"),
     ],
 )
 def test_samp_05_numbers_that_cannot_be_are_refused_by_name(api: Api, fields: str, param: str) -> None:
@@ -66,7 +73,7 @@ def test_a_body_that_is_no_request_is_refused(api: Api, text: bytes, words: str)
     [
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
-        ([{"content": "x"}], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
         ([], "messages"),
         ("Hi", "messages"),
@@ -157,8 +164,33 @@ def test_api_09_bad_framing_is_refused(api: Api, framing: str) -> None:
 
 
 def test_api_09_a_body_over_the_limit_is_refused_unread(api: Api) -> None:
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {64 << 20}\r\n\r\n"
-    assert api.raw(head.encode()).startswith(b"HTTP/1.1 413")
+    """Far over it, or where the client waits for leave to send."""
+    for framing in (f"Content-Length: {65 << 20}", f"Expect: 100-continue\r\nContent-Length: {17 << 20}"):
+        got = api.raw(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{framing}\r\n\r\n".encode())
+        assert b"HTTP/1.1 413" in got
+
+
+def test_api_09_a_body_over_the_limit_is_refused_after_it_was_sent(api: Api) -> None:
+    """A client that sends first and reads then is told too, not cut off."""
+    answer = api.request("POST", CHAT, b" " * (17 << 20))
+    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    ("header", "content", "status"),
+    [
+        ("Content-Encoding: gzip", b"{}", 415),
+        ("Transfer-Encoding: chunked", b"2\r\n{}\r\n0\r\n\r\n", 400),
+    ],
+)
+def test_api_09_packed_and_doubly_framed_bodies_are_refused(api: Api, header: str, content: bytes, status: int) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n{header}\r\n\r\n"
+    got = api.raw(head.encode() + content)
+    assert got.startswith(f"HTTP/1.1 {status}".encode()), got[:200]
+
+
+def test_api_09_head_is_answered_without_a_body(api: Api) -> None:
+    assert api.raw(b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").endswith(b"\r\n\r\n")
 
 
 def test_api_09_pipelined_requests_and_http_1_0(api: Api) -> None:
