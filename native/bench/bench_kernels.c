@@ -1,6 +1,7 @@
 // How fast the kernels are here: GB/s of what is streamed, Gop/s of products (a multiplication and an addition are two), the best of
 // the repeats that fit in the time given to each line, so that a busy machine blurs little. Beside it the read bandwidth, the limit of decode.
-// usage: bench_kernels [-i ISA] [-t THREADS] [-m MILLISECONDS] [WORD: only lines whose name holds it]
+// usage: bench_kernels [-i ISA] [-t THREADS] [-m MILLISECONDS] [-c] [WORD: only lines whose name holds it]
+// -c counts the processor time of one thread instead of the time on the wall: for comparisons on a machine in use.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,14 +19,15 @@ enum { HUGE_PAGE = 2 << 20 };
 struct bench {
     struct meshllm_engine *engine;
     double seconds; // for a line
+    clockid_t clock;
     const char *word;
     uint8_t *memory; // MEMORY bytes
     double read;     // bytes a second
 };
 
-static double seconds_now(void) {
+static double seconds_of(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
@@ -42,10 +44,10 @@ typedef void work(const struct bench *bench, void *context);
 
 static double best_time(const struct bench *bench, work *run, void *context) {
     double best = 1e9;
-    for (double begun = seconds_now(), last = begun; last - begun < bench->seconds;) {
-        double start = seconds_now();
+    for (double begun = seconds_of(bench->clock), last = begun; last - begun < bench->seconds;) {
+        double start = seconds_of(bench->clock);
         run(bench, context);
-        last = seconds_now();
+        last = seconds_of(bench->clock);
         if (last - start < best) best = last - start;
     }
     return best;
@@ -58,6 +60,11 @@ static void line(const struct bench *bench, const char *name, work *run, void *c
     if (ops > 0) printf(" %8.1f Gop/s", ops / time / 1e9);
     else if (bytes >= (double)MEMORY / 8) printf(" %7.0f %% of read", bytes / time / bench->read * 100);
     putchar('\n');
+}
+
+static void read_all(const struct bench *bench, void *context) {
+    (void)context;
+    bench->engine->kernels->read(MEMORY, bench->memory);
 }
 
 // --- products ------------------------------------------------------------------------------------------------------------
@@ -140,7 +147,7 @@ static void bench_rows(const struct bench *bench) {
 
 static void twenty_us(void *context, size_t item) {
     (void)item;
-    for (double end = seconds_now() + *(double *)context; seconds_now() < end;) {}
+    for (double end = seconds_of(CLOCK_MONOTONIC) + *(double *)context; seconds_of(CLOCK_MONOTONIC) < end;) {}
 }
 
 static void bench_pool(const struct bench *bench) { // mean, not best: what a crowded machine costs is in the tail
@@ -148,21 +155,22 @@ static void bench_pool(const struct bench *bench) { // mean, not best: what a cr
     if (!strstr("pool", bench->word)) return;
     for (uint32_t n = 1; n <= 4; n *= 2) {
         struct pool *pool = pool_new(n);
-        double work = 20e-6, begun = seconds_now();
+        double work = 20e-6, begun = seconds_of(CLOCK_MONOTONIC);
         for (int i = 0; i < JOBS; i++) pool_run(pool, twenty_us, &work, n);
-        printf("pool of %u: fork, 20 us on each, join  %8.1f us\n", n, (seconds_now() - begun) / JOBS * 1e6);
+        printf("pool of %u: fork, 20 us on each, join  %8.1f us\n", n, (seconds_of(CLOCK_MONOTONIC) - begun) / JOBS * 1e6);
         pool_free(pool);
     }
 }
 
 int main(int argc, char **argv) {
-    struct bench bench = {.seconds = 0.3, .word = ""};
+    struct bench bench = {.seconds = 0.3, .clock = CLOCK_MONOTONIC, .word = ""};
     const char *isa = "";
     uint32_t n_threads = 1;
-    for (int option; (option = getopt(argc, argv, "i:t:m:")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "i:t:m:c")) != -1;) {
         if (option == 'i') isa = optarg;
         else if (option == 't') n_threads = (uint32_t)atoi(optarg);
         else if (option == 'm') bench.seconds = atoi(optarg) * 1e-3;
+        else if (option == 'c') bench.clock = CLOCK_THREAD_CPUTIME_ID;
         else return 2;
     }
     if (optind < argc) bench.word = argv[optind];
@@ -171,7 +179,8 @@ int main(int argc, char **argv) {
         return 1;
     }
     bench.memory = huge_memory(MEMORY);
-    bench.read = meshllm_measure_bandwidth(bench.engine, MEMORY, bench.memory, bench.seconds);
+    bench.read = bench.clock == CLOCK_MONOTONIC ? meshllm_measure_bandwidth(bench.engine, MEMORY, bench.memory, bench.seconds)
+                                                : MEMORY / best_time(&bench, read_all, NULL);
     printf("isa %s, %u threads, read %.2f GB/s\n", meshllm_engine_isa(bench.engine), n_threads, bench.read / 1e9);
     bench_products(&bench);
     bench_rows(&bench);

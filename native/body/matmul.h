@@ -1,14 +1,17 @@
 // Matrix products over panels. Included by an ISA file after its primitives:
-//   LANES, the rows of a panel; vf, vi: LANES floats, LANES int32;
-//   struct w_block: a block of 32 columns of a panel's weights, unpacked to int8 in registers;
-//   w_of_nibbles(groups), w_of_bytes(groups): unpack; dot_nibbles(w, a), dot_bytes(w, a): LANES sums over 32 products, exact.
+//   LANES, the rows of a panel; vf, vi: LANES floats, LANES int32; w_group: 4 columns of a panel, int8;
+//   nibble_groups(bytes) -> struct w_pair, the groups of the low and of the high nibbles; byte_group(bytes) -> w_group;
+//   dots, dots_zero(): LANES sums of products on their way; add_nibbles, add_bytes(dots, w_group, four_of(a)): 4 products more;
+//   nibble_sums, byte_sums(dots) -> vi, exact after the 8 groups of a block.
 // out[t][row] = sum over blocks of scale_w[row] * scale_a[t] * (dot[row][t] - 8 * sum_a[t])           Q4_0
 //                                 scale_a[t] * (scale_w[row] * dot[row][t] + min_w[row] * sum_a[t])  Q4_1
 //                                 scale_w[row] * scale_a[t] * dot[row][t]                            Q8_0
-// The offset leaves through the activations' block sums, so nibbles stay unsigned. No horizontal sum anywhere. Decode streams
-// two panels at once; prompts take tiles of TILE tokens, a block of weights unpacked once for all of them.
+// The offset leaves through the activations' block sums, so nibbles stay unsigned. No horizontal sum anywhere. A loop runs over up to
+// TILE chains, group by group, so that all of it stays in registers: one token on two panels (decode: two streams of memory), or one
+// panel on up to TILE tokens, its weights unpacked once for all of them.
 #define TILE 4
-#define PREFETCH 2048 // bytes ahead: what hides a miss without running past the next panel too far
+#define TOKENS 64     // of a pass over the panels: their activations stay in the second cache
+#define PREFETCH 2048 // bytes ahead
 
 struct q8_tile { // activations of up to TILE tokens
     const int8_t *values;
@@ -17,32 +20,47 @@ struct q8_tile { // activations of up to TILE tokens
     size_t n_blocks; // of a token
 };
 
-ALWAYS_INLINE void add_block(vf *acc, const uint8_t *block, uint32_t format, const struct q8_tile *a, size_t b, size_t n) {
-    __builtin_prefetch(block + PREFETCH, 0, 3);
-    __builtin_prefetch(block + PREFETCH + 64, 0, 3);
-    vf scale = vf_load_f16((const uint16_t *)block);
+// sums[i] = dots of block i, token i: blocks[i * w_step] with values[i * a_step]; one of the steps is 0, and its loads are shared.
+ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
+    dots d[TILE];
+    for (size_t i = 0; i < n; i++) d[i] = dots_zero();
     if (format == MESHLLM_Q8_0) {
-        struct w_block w = w_of_bytes(block + 2 * LANES);
-        for (size_t t = 0; t < n; t++) {
-            vi dot = dot_bytes(&w, a->values + (t * a->n_blocks + b) * MESHLLM_BLOCK);
-            acc[t] = vf_fma(vf_of_vi(dot), vf_mul(scale, vf_set1(a->scales[t * a->n_blocks + b])), acc[t]);
-        }
-    } else if (format == MESHLLM_Q4_0) {
-        struct w_block w = w_of_nibbles(block + 2 * LANES);
-        for (size_t t = 0; t < n; t++) {
-            vi dot = dot_nibbles(&w, a->values + (t * a->n_blocks + b) * MESHLLM_BLOCK);
-            dot = vi_sub(dot, vi_set1(8 * a->sums[t * a->n_blocks + b]));
-            acc[t] = vf_fma(vf_of_vi(dot), vf_mul(scale, vf_set1(a->scales[t * a->n_blocks + b])), acc[t]);
-        }
-    } else {
-        vf min = vf_load_f16((const uint16_t *)block + LANES);
-        struct w_block w = w_of_nibbles(block + 4 * LANES);
-        for (size_t t = 0; t < n; t++) {
-            vf dot = vf_of_vi(dot_nibbles(&w, a->values + (t * a->n_blocks + b) * MESHLLM_BLOCK));
-            vf sum = vf_set1((float)a->sums[t * a->n_blocks + b]);
-            acc[t] = vf_fma(vf_fma(dot, scale, vf_mul(min, sum)), vf_set1(a->scales[t * a->n_blocks + b]), acc[t]);
-        }
+        for (size_t g = 0; g < 8; g++)
+            for (size_t i = 0; i < n; i++)
+                d[i] = add_bytes(d[i], byte_group(groups + i * w_step + g * 4 * LANES), four_of(values + i * a_step + 4 * g));
+        for (size_t i = 0; i < n; i++) sums[i] = byte_sums(d[i]);
+        return;
     }
+    for (size_t g = 0; g < 4; g++)
+        for (size_t i = 0; i < n; i++) {
+            struct w_pair w = nibble_groups(groups + i * w_step + g * 4 * LANES);
+            d[i] = add_nibbles(d[i], w.low, four_of(values + i * a_step + 4 * g));
+            d[i] = add_nibbles(d[i], w.high, four_of(values + i * a_step + 4 * g + 16));
+        }
+    for (size_t i = 0; i < n; i++) sums[i] = nibble_sums(d[i]);
+}
+
+ALWAYS_INLINE vf add_scaled(vf acc, uint32_t format, const uint8_t *block, vi dot, float scale, int32_t sum) {
+    vf scales = vf_load_f16((const uint16_t *)block);
+    if (format == MESHLLM_Q4_1) {
+        vf mins = vf_load_f16((const uint16_t *)block + LANES);
+        return vf_fma(vf_fma(vf_of_vi(dot), scales, vf_mul(mins, vf_set1((float)sum))), vf_set1(scale), acc);
+    }
+    if (format == MESHLLM_Q4_0) dot = vi_sub(dot, vi_set1(8 * sum));
+    return vf_fma(vf_of_vi(dot), vf_mul(scales, vf_set1(scale)), acc);
+}
+
+// acc[i] += block i times token i; w_step is 0 (a block for all tokens) or a_step is (a token for all blocks).
+ALWAYS_INLINE void add_blocks(vf *acc, uint32_t format, const uint8_t *block, size_t w_step, const struct q8_tile *a, size_t b, size_t a_step,
+                              size_t n) {
+    size_t head = format == MESHLLM_Q4_1 ? 4 * LANES : 2 * LANES;
+    vi sums[TILE];
+    for (size_t i = 0; i < (w_step ? n : 1); i++)
+        for (size_t line = 0; line < LANES * format_block_size_of(format); line += 64)
+            __builtin_prefetch(block + i * w_step + PREFETCH + line, 0, 3);
+    dot_blocks(sums, format, block + head, w_step, a->values + b * MESHLLM_BLOCK, a_step * MESHLLM_BLOCK, n);
+    for (size_t i = 0; i < n; i++)
+        acc[i] = add_scaled(acc[i], format, block + i * w_step, sums[i], a->scales[b + i * a_step], a->sums[b + i * a_step]);
 }
 
 static void store_rows(float *out, size_t row, size_t n_rows, vf value) {
@@ -55,45 +73,51 @@ static void store_rows(float *out, size_t row, size_t n_rows, vf value) {
     for (size_t r = 0; row + r < n_rows; r++) out[row + r] = rows[r];
 }
 
+// n tokens on a panel.
 ALWAYS_INLINE void multiply_tile(float *out, size_t out_stride, const struct matrix *w, size_t panel, uint32_t format,
                                  const struct q8_tile *a, size_t n) {
     size_t block_size = LANES * format_block_size_of(format);
     const uint8_t *block = w->data + panel * a->n_blocks * block_size;
-    vf acc[TILE] = {vf_set1(0)};
-    for (size_t t = 1; t < n; t++) acc[t] = vf_set1(0);
-    for (size_t b = 0; b < a->n_blocks; b++, block += block_size) add_block(acc, block, format, a, b, n);
+    vf acc[TILE];
+    for (size_t t = 0; t < n; t++) acc[t] = vf_set1(0);
+    for (size_t b = 0; b < a->n_blocks; b++, block += block_size) add_blocks(acc, format, block, 0, a, b, a->n_blocks, n);
     for (size_t t = 0; t < n; t++) store_rows(out + t * out_stride, panel * LANES, w->n_rows, acc[t]);
 }
 
-// One token, panels first and first + 1 in one loop: two streams of memory.
+// One token on two panels, this and the next.
 ALWAYS_INLINE void multiply_pair(float *out, const struct matrix *w, size_t panel, uint32_t format, const struct q8_tile *a) {
     size_t block_size = LANES * format_block_size_of(format);
-    const uint8_t *one = w->data + panel * a->n_blocks * block_size, *two = one + a->n_blocks * block_size;
-    vf acc_one = vf_set1(0), acc_two = vf_set1(0);
-    for (size_t b = 0; b < a->n_blocks; b++, one += block_size, two += block_size) {
-        add_block(&acc_one, one, format, a, b, 1);
-        add_block(&acc_two, two, format, a, b, 1);
+    const uint8_t *block = w->data + panel * a->n_blocks * block_size;
+    vf acc[2] = {vf_set1(0), vf_set1(0)};
+    for (size_t b = 0; b < a->n_blocks; b++, block += block_size) add_blocks(acc, format, block, a->n_blocks * block_size, a, b, 0, 2);
+    for (size_t i = 0; i < 2; i++) store_rows(out, (panel + i) * LANES, w->n_rows, acc[i]);
+}
+
+ALWAYS_INLINE void multiply_panel(float *out, size_t out_stride, const struct matrix *w, size_t panel, uint32_t format, size_t n_tokens,
+                                  const struct q8_rows *q8) {
+    size_t n_blocks = w->n_cols / MESHLLM_BLOCK;
+    for (size_t t = 0; t < n_tokens; t += TILE) {
+        struct q8_tile tile = {q8->values + t * w->n_cols, q8->scales + t * n_blocks, q8->sums + t * n_blocks, n_blocks};
+        float *to = out + t * out_stride;
+        switch (n_tokens - t) { // a constant count in each call
+        case 1: multiply_tile(to, out_stride, w, panel, format, &tile, 1); break;
+        case 2: multiply_tile(to, out_stride, w, panel, format, &tile, 2); break;
+        case 3: multiply_tile(to, out_stride, w, panel, format, &tile, 3); break;
+        default: multiply_tile(to, out_stride, w, panel, format, &tile, TILE);
+        }
     }
-    store_rows(out, panel * LANES, w->n_rows, acc_one);
-    store_rows(out, (panel + 1) * LANES, w->n_rows, acc_two);
 }
 
 ALWAYS_INLINE void multiply_q8(float *out, size_t out_stride, const struct matrix *w, uint32_t format, size_t first, size_t last,
                                size_t n_tokens, const struct q8_rows *q8) {
     size_t n_blocks = w->n_cols / MESHLLM_BLOCK;
-    struct q8_tile a = {q8->values, q8->scales, q8->sums, n_blocks};
-    size_t panel = first;
+    const struct q8_tile one = {q8->values, q8->scales, q8->sums, n_blocks};
     if (n_tokens == 1)
-        for (; panel + 1 < last; panel += 2) multiply_pair(out, w, panel, format, &a);
-    for (; panel < last; panel++) { // a panel stays in the first cache while all tokens pass
-        for (size_t t = 0; t < n_tokens; t += TILE) {
-            struct q8_tile tile = {a.values + t * w->n_cols, a.scales + t * n_blocks, a.sums + t * n_blocks, n_blocks};
-            float *to = out + t * out_stride;
-            if (n_tokens - t >= TILE) multiply_tile(to, out_stride, w, panel, format, &tile, TILE);
-            else if (n_tokens - t == 3) multiply_tile(to, out_stride, w, panel, format, &tile, 3);
-            else if (n_tokens - t == 2) multiply_tile(to, out_stride, w, panel, format, &tile, 2);
-            else multiply_tile(to, out_stride, w, panel, format, &tile, 1);
-        }
+        for (; first + 1 < last; first += 2) multiply_pair(out, w, first, format, &one);
+    for (size_t t = 0; t < n_tokens; t += TOKENS) {
+        const struct q8_rows rows = {q8->values + t * w->n_cols, q8->scales + t * n_blocks, q8->sums + t * n_blocks};
+        size_t n = n_tokens - t < TOKENS ? n_tokens - t : TOKENS;
+        for (size_t panel = first; panel < last; panel++) multiply_panel(out + t * out_stride, out_stride, w, panel, format, n, &rows);
     }
 }
 

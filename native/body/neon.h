@@ -6,8 +6,10 @@
 #define LANES 4
 typedef float32x4_t vf;
 typedef int32x4_t vi;
-struct w_block { // group g holds four columns of each of the four rows
-    int8x16_t group[8];
+typedef int8x16_t w_group; // four columns of each of the four rows
+typedef int32x4_t dots;
+struct w_pair {
+    w_group low, high;
 };
 
 ALWAYS_INLINE vf vf_load(const float *p) { return vld1q_f32(p); }
@@ -45,17 +47,12 @@ ALWAYS_INLINE int8x16_t four_of(const int8_t *a) { // four activations, in every
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 
-ALWAYS_INLINE struct w_block w_of_nibbles(const uint8_t *groups) {
-    struct w_block w;
-    for (int g = 0; g < 4; g++) {
-        uint8x16_t bytes = vld1q_u8(groups + 16 * g);
-        w.group[g] = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
-        w.group[g + 4] = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
-    }
-    return w;
+ALWAYS_INLINE struct w_pair nibble_groups(const uint8_t *bytes) {
+    uint8x16_t both = vld1q_u8(bytes);
+    return (struct w_pair){vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), vreinterpretq_s8_u8(vshrq_n_u8(both, 4))};
 }
-ALWAYS_INLINE struct w_block w_of_bytes(const uint8_t *groups) {
-    struct w_block w;
-    for (int g = 0; g < 8; g++) w.group[g] = vreinterpretq_s8_u8(vld1q_u8(groups + 16 * g));
-    return w;
-}
+ALWAYS_INLINE w_group byte_group(const uint8_t *bytes) { return vreinterpretq_s8_u8(vld1q_u8(bytes)); }
+ALWAYS_INLINE dots dots_zero(void) { return vdupq_n_s32(0); }
+ALWAYS_INLINE vi nibble_sums(dots d) { return d; }
+ALWAYS_INLINE vi byte_sums(dots d) { return d; }
+#define add_nibbles add_bytes

@@ -16,24 +16,32 @@ static void rms_norm(float *out, size_t n, const float *in, const float *weight,
     for (; k < n; k++) out[k] = in[k] * factor * weight[k];
 }
 
-// |x| without NaN: a block with a NaN or infinity gets a NaN or infinite scale and zero values, so the fault stays visible.
+// Plain C that compilers vectorize: magnitudes are compared as their bits, and x + 1.5 * 2^23 has round-half-even(x) in its last bits.
+// The bits of an infinity and of NaN are larger than a number's: such a block gets that scale and zeros, so the fault stays visible.
 static void quantize(int8_t *values, float *scales, int32_t *sums, size_t n, const float *in) {
+    const float magic = 0x1.8p23f;
     for (size_t b = 0; b < n / MESHLLM_BLOCK; b++, in += MESHLLM_BLOCK, values += MESHLLM_BLOCK) {
-        float largest = 0;
-        for (size_t i = 0; i < MESHLLM_BLOCK; i++) {
-            float x = fabsf(in[i]);
-            largest = x > largest || x != x ? x : largest;
-            if (largest != largest) break;
+        uint32_t bits[MESHLLM_BLOCK], magic_bits, largest_bits = 0;
+        memcpy(bits, in, sizeof bits);
+        for (size_t i = 0; i < MESHLLM_BLOCK; i++) largest_bits = (bits[i] & 0x7fffffff) > largest_bits ? bits[i] & 0x7fffffff : largest_bits;
+        float largest, rounded[MESHLLM_BLOCK];
+        memcpy(&largest, &largest_bits, 4);
+        float inverse = largest > 0 && largest <= FLT_MAX ? 127.0f / largest : 0.0f;
+        scales[b] = inverse > FLT_MAX ? 0 : largest / 127.0f; // a block of denormals rounds to zero
+        if (inverse == 0 || inverse > FLT_MAX) {
+            memset(values, 0, MESHLLM_BLOCK);
+            sums[b] = 0;
+            continue;
         }
-        float scale = largest / 127.0f, inverse = largest > 0 && largest <= FLT_MAX ? 127.0f / largest : 0.0f;
-        if (inverse > FLT_MAX) inverse = scale = 0; // a block of denormals rounds to zero
+        for (size_t i = 0; i < MESHLLM_BLOCK; i++) rounded[i] = in[i] * inverse + magic;
+        memcpy(bits, rounded, sizeof bits);
+        memcpy(&magic_bits, &magic, 4);
         int32_t sum = 0;
         for (size_t i = 0; i < MESHLLM_BLOCK; i++) {
-            int32_t q = inverse == 0 ? 0 : (int32_t)rintf(in[i] * inverse);
+            int32_t q = (int32_t)(bits[i] - magic_bits);
             values[i] = (int8_t)q;
             sum += q;
         }
-        scales[b] = scale;
         sums[b] = sum;
     }
 }

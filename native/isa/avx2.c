@@ -7,8 +7,10 @@
 #define LANES 8
 typedef __m256 vf;
 typedef __m256i vi;
-struct w_block { // group g holds four columns of each of the eight rows
-    __m256i group[8];
+typedef __m256i w_group; // four columns of each of the eight rows
+typedef __m256i dots;
+struct w_pair {
+    w_group low, high;
 };
 
 ALWAYS_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
@@ -50,38 +52,23 @@ ALWAYS_INLINE vi four_of(const int8_t *a) { // four activations, in every lane
     return _mm256_set1_epi32(four);
 }
 
-ALWAYS_INLINE struct w_block w_of_nibbles(const uint8_t *groups) {
-    struct w_block w;
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int g = 0; g < 4; g++) {
-        __m256i bytes = vi_load(groups + 32 * g);
-        w.group[g] = _mm256_and_si256(bytes, low);
-        w.group[g + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low);
-    }
-    return w;
+ALWAYS_INLINE struct w_pair nibble_groups(const uint8_t *bytes) {
+    const __m256i low = _mm256_set1_epi8(15), both = vi_load(bytes);
+    return (struct w_pair){_mm256_and_si256(both, low), _mm256_and_si256(_mm256_srli_epi16(both, 4), low)};
 }
-ALWAYS_INLINE struct w_block w_of_bytes(const uint8_t *groups) {
-    struct w_block w;
-    for (int g = 0; g < 8; g++) w.group[g] = vi_load(groups + 32 * g);
-    return w;
-}
+ALWAYS_INLINE w_group byte_group(const uint8_t *bytes) { return vi_load(bytes); }
+ALWAYS_INLINE dots dots_zero(void) { return _mm256_setzero_si256(); }
 
 // All 32 products of a row fit 16 bits, eight pairs in a lane: 8 * 2 * 15 * 127 = 30480. One widening for a block.
-ALWAYS_INLINE vi dot_nibbles(const struct w_block *w, const int8_t *a) {
-    __m256i sum = _mm256_maddubs_epi16(w->group[0], four_of(a));
-    for (int g = 1; g < 8; g++) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w->group[g], four_of(a + 4 * g)));
-    return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
-}
+ALWAYS_INLINE dots add_nibbles(dots d, w_group w, vi four) { return _mm256_add_epi16(d, _mm256_maddubs_epi16(w, four)); }
+ALWAYS_INLINE vi nibble_sums(dots d) { return _mm256_madd_epi16(d, _mm256_set1_epi16(1)); }
 
 // maddubs wants one side unsigned: |w| * sign(w) a. |-128| is 128 as unsigned, and 2 * 128 * 127 = 32512 fits 16 bits.
-ALWAYS_INLINE vi dot_bytes(const struct w_block *w, const int8_t *a) {
-    __m256i sum = _mm256_setzero_si256();
-    for (int g = 0; g < 8; g++) {
-        __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(w->group[g]), _mm256_sign_epi8(four_of(a + 4 * g), w->group[g]));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
-    }
-    return sum;
+ALWAYS_INLINE dots add_bytes(dots d, w_group w, vi four) {
+    __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four, w));
+    return _mm256_add_epi32(d, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
 }
+ALWAYS_INLINE vi byte_sums(dots d) { return d; }
 
 #include "body/bodies.h"
 KERNELS_TABLE(kernels_avx2, "avx2")

@@ -4,8 +4,10 @@
 #define LANES 1
 typedef float vf;
 typedef int32_t vi;
-struct w_block {
-    int8_t values[32];
+typedef struct { int8_t values[4]; } w_group;
+typedef int32_t dots;
+struct w_pair {
+    w_group low, high;
 };
 
 ALWAYS_INLINE vf vf_load(const float *p) { return *p; }
@@ -32,25 +34,28 @@ ALWAYS_INLINE void vi_store(int32_t *p, vi a) { *p = a; }
 #define VF_EXP
 ALWAYS_INLINE vf vf_exp(vf a) { return expf(a); }
 
-ALWAYS_INLINE struct w_block w_of_nibbles(const uint8_t *bytes) {
-    struct w_block w;
-    for (int i = 0; i < 16; i++) {
-        w.values[i] = bytes[i] & 15;
-        w.values[i + 16] = (int8_t)(bytes[i] >> 4);
+ALWAYS_INLINE w_group byte_group(const uint8_t *bytes) {
+    w_group w;
+    memcpy(w.values, bytes, 4);
+    return w;
+}
+ALWAYS_INLINE w_group four_of(const int8_t *a) { return byte_group((const uint8_t *)a); }
+ALWAYS_INLINE struct w_pair nibble_groups(const uint8_t *bytes) {
+    struct w_pair w;
+    for (int i = 0; i < 4; i++) {
+        w.low.values[i] = bytes[i] & 15;
+        w.high.values[i] = (int8_t)(bytes[i] >> 4);
     }
     return w;
 }
-ALWAYS_INLINE struct w_block w_of_bytes(const uint8_t *bytes) {
-    struct w_block w;
-    memcpy(w.values, bytes, 32);
-    return w;
+ALWAYS_INLINE dots dots_zero(void) { return 0; }
+ALWAYS_INLINE dots add_bytes(dots d, w_group w, w_group four) {
+    for (int i = 0; i < 4; i++) d += w.values[i] * four.values[i];
+    return d;
 }
-ALWAYS_INLINE vi dot_bytes(const struct w_block *w, const int8_t *a) {
-    int32_t sum = 0;
-    for (int i = 0; i < 32; i++) sum += w->values[i] * a[i];
-    return sum;
-}
-#define dot_nibbles dot_bytes
+#define add_nibbles add_bytes
+ALWAYS_INLINE vi nibble_sums(dots d) { return d; }
+ALWAYS_INLINE vi byte_sums(dots d) { return d; }
 
 #include "body/bodies.h"
 KERNELS_TABLE(kernels_scalar, "scalar")
