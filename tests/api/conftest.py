@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.mesh import Daemon, Mesh
+from tests.system.mesh import Daemon, Mesh, free_port
 
 CONTEXT = 256
 
@@ -62,8 +63,9 @@ class UnixClient(http.client.HTTPConnection):
 class Api:
     """Requests to one daemon."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, tcp_port: int) -> None:
         self.daemon = daemon
+        self.tcp_port = tcp_port  # of the same API
 
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
@@ -100,14 +102,22 @@ class Api:
                 pass
             return got
 
+    def wait_idle(self, within_s: float = 5) -> None:
+        """Until no request runs."""
+        deadline = time.monotonic() + within_s
+        while self.request("GET", "/status").json["requests"]["active"]:
+            assert time.monotonic() < deadline, "the generation goes on without its reader"
+
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Api]:
     """One daemon that serves alone."""
     with Mesh(tmp_path_factory.mktemp("api")) as mesh:
-        daemon = mesh.start("solo", "--context", str(CONTEXT), "--interface", "lo", model=smollm2_path)
+        port = free_port()
+        flags = ("--context", str(CONTEXT), "--interface", "lo", "--tcp", f"127.0.0.1:{port}")
+        daemon = mesh.start("solo", *flags, model=smollm2_path)
         mesh.wait_ranks(1, daemon)
-        yield Api(daemon)
+        yield Api(daemon, port)
 
 
 @pytest.fixture(autouse=True)
