@@ -68,6 +68,7 @@ class EpochBook:
         self._epochs: dict[Epoch, MemberEpoch] = {}
         self.seen: Epoch | None = None
         self.taken: Epoch | None = None
+        self._committed: Epoch | None = None
 
     def saw(self, epoch: Epoch | None) -> None:
         """Notes an epoch that exists somewhere."""
@@ -87,9 +88,8 @@ class EpochBook:
         return sorted(self._epochs.values(), key=lambda entry: entry.epoch)
 
     def in_force(self) -> MemberEpoch | None:
-        """The largest committed epoch."""
-        committed = [entry for entry in self.all() if entry.state is EpochState.COMMITTED]
-        return committed[-1] if committed else None
+        """The largest epoch ever committed here, while it lives: after its end there is no way back to an older one."""
+        return self._epochs.get(self._committed) if self._committed is not None else None
 
     def why_not(self, epoch: Epoch, *, holds: bool) -> str | None:
         """Why an offer cannot be taken, or None. A listener may hear of the same epoch again after a lost link."""
@@ -127,6 +127,7 @@ class EpochBook:
             if entry.holds:
                 self._out.add(RetireEpoch(entry.epoch, reason))
         elif state is EpochState.COMMITTED and entered:
+            self._committed = max(entry.epoch, self._committed or entry.epoch)
             if entry.holds:
                 self._out.add(CommitEpoch(entry.epoch))
             self._out.report("epoch_committed", epoch=entry.epoch.counter, ranks=len(entry.layout.shares))

@@ -31,7 +31,7 @@ RECHECK_S: Final = 60.0
 FIRST_RECHECK_S: Final = 6.0
 MOVE_GAIN: Final = 0.15  # of an answer's time
 FIRST_EXCLUSION_S: Final = 2.0
-LONGEST_EXCLUSION_S: Final = 300.0
+LONGEST_EXCLUSION_S: Final = 60.0  # trying again is harmless: it is prepared beside what runs
 FORGIVE_S: Final = 120.0  # after which a failure no longer lengthens the next exclusion
 
 
