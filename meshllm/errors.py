@@ -1,6 +1,7 @@
 """The one tree of errors. The class says whose fault it is, and what a command or the API answers.
 
-A message names the thing, what was found, what was expected and what to do, in one line. A leaf: imports nothing of ours.
+A message names the thing, what was found, what was expected and what to do, in one line. A leaf: imports nothing of
+ours.
 """
 
 from __future__ import annotations

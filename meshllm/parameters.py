@@ -1,6 +1,7 @@
 """How a continuation is to be drawn: one frozen value that the API makes, the wire carries and the sampler obeys.
 
-A leaf: imports nothing of ours but errors. Ranges are checked where a request comes in (`api/openai.py`), types on the wire.
+A leaf: imports nothing of ours but errors. Ranges are checked where a request comes in (`api/openai.py`), types on the
+wire.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ MAX_TOP_LOGPROBS = 20
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """temperature 0 is greedy (lowest id on a tie). Order: penalties, top_k, top_p, min_p, temperature, as llama.cpp's default.
+    """temperature 0 is greedy (lowest id on a tie). Order: penalties, top_k, top_p, min_p, temperature, as llama.cpp's
+    default.
 
     seed: any value in [0, 2^64); the root draws one where a request has none. logprobs: None for none, else how many
-    alternatives (0..20) are reported beside the chosen token's own; they are of the raw distribution, before penalties.
+    alternatives (0..20) are reported beside the chosen token's own; they are of the raw distribution, before
+    penalties.
     """
 
     temperature: float = 1.0

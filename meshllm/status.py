@@ -32,7 +32,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     address: str | None  # host:port of the link; None for oneself or before there was one
     state: PeerState
-    reason: str | None = None  # why it is not used: another version, another model file, wrong secret, left out by the planner
+    reason: str | None = None  # why it is not used
     build: str | None = None
     model: str | None = None  # SHA-256 of the file it serves
     slice: SliceStatus | None = None

@@ -1,7 +1,7 @@
 """Slices: which part of a model a rank holds. Below engine, layout and the wire, since all three need it.
 
-A slice is three half-open ranges: query heads, hidden units of the feed-forward, vocabulary rows. Any may be empty. KV heads
-follow from query heads, so that a KV head is shared by two ranks where a cut falls inside its group. Pure.
+A slice is three half-open ranges: query heads, hidden units of the feed-forward, vocabulary rows. Any may be empty. KV
+heads follow from query heads, so that a KV head is shared by two ranks where a cut falls inside its group. Pure.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """A model's numbers and bytes as far as cutting it goes; weight_sizes.measure_shape makes it of a file.
 
-    Bytes are those of all layers together and as stored; packing keeps them to within a percent. The embedding table is
-    not among them: it stays a memory map. head_align, ffn_align: cuts fall on multiples of these, else a quantized block
-    of the matching down-projection would be split.
+    Bytes are those of all layers together and as stored; packing keeps them to within a percent. The embedding table
+    is not among them: it stays a memory map. head_align, ffn_align: cuts fall on multiples of these, else a quantized
+    block of the matching down-projection would be split.
     """
 
     n_layers: int
