@@ -13,6 +13,7 @@ from typing import Final, cast
 import hypercorn.config
 import hypercorn.utils
 import trio
+from hypercorn.events import Event, Updated
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import Framework
@@ -60,6 +61,21 @@ class Connection(trio.abc.HalfCloseableStream):
         await self._stream.aclose()
 
 
+class _Handler(TCPServer):
+    """Ends with its client: hypercorn's waits for its idle timer first, which keeps connections that are long gone."""
+
+    _left = False
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._left = True
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        if not (self._left and isinstance(event, Updated)):
+            await super().protocol_send(event)
+
+
 async def serve_connections(
     app: ASGIApp,
     listeners: Sequence[trio.SocketListener],
@@ -80,7 +96,7 @@ async def serve_connections(
         connection = Connection(stream)
         open_ones.add(connection)
         try:
-            await TCPServer(wrapped, config, context, {}, connection)  # type: ignore[arg-type]  # says SSLStream
+            await _Handler(wrapped, config, context, {}, connection)  # type: ignore[arg-type]  # says SSLStream
         finally:
             open_ones.discard(connection)
 

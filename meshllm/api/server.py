@@ -79,10 +79,13 @@ def _unix_socket(path: Path, mode: int, group: str | None) -> Iterator[socket.so
             raise _in_use(path) from None
         try:
             _remove_stale(path)
-            _bind(made, path, mode, group)
         except OSError as error:
             raise _unusable(path, error) from None
         try:
+            try:
+                _bind(made, path, mode, group)
+            except OSError as error:
+                raise _unusable(path, error) from None
             yield made
         finally:
             path.unlink(missing_ok=True)  # the lock file stays: removing it would let two daemons hold two locks
@@ -126,10 +129,12 @@ def _tcp_socket(address: tuple[str, int]) -> socket.socket:
     host, port = address
     try:
         kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        made = socket.socket(kind, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(place)
-        made.listen(BACKLOG)
+        with ExitStack() as undo:
+            made = undo.enter_context(socket.socket(kind, socket.SOCK_STREAM))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(place)
+            made.listen(BACKLOG)
+            undo.pop_all()
     except OSError as error:
         raise ConfigError(f"tcp {host}:{port}: {error.strerror or error}: choose another address with --tcp") from None
     return made
