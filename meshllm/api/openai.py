@@ -6,13 +6,12 @@ name. A null is as if the field were absent; `stream_options` without `stream` c
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from meshllm.api.messages import Message, template_message
 from meshllm.errors import InvalidRequestError
 from meshllm.parameters import MAX_TOP_LOGPROBS, SamplingParameters
 
@@ -20,7 +19,6 @@ MAX_CHOICES: Final = 8
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_SEED: Final = 2**64 - 1
-ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
@@ -125,17 +123,6 @@ class CompletionRequest(Common, kw_only=True):
         raise InvalidRequestError("prompt holds several texts: send one request for each", "prompt")
 
 
-class Message(msgspec.Struct, kw_only=True):
-    """One turn. Content in parts is joined; only text parts are known."""
-
-    role: str
-    content: str | list[dict[str, object]] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, object]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-
-
 class ResponseFormat(msgspec.Struct):
     """Only "text" is served."""
 
@@ -166,7 +153,7 @@ class ChatRequest(Common, kw_only=True):
 
     def checked_messages(self) -> list[dict[str, object]]:
         """As a chat template takes them. Raises InvalidRequestError that names the message."""
-        return [_template_message(message, i) for i, message in enumerate(self.messages)]
+        return [template_message(message, i) for i, message in enumerate(self.messages)]
 
     def checked_tools(self) -> list[object] | None:
         """Tools for the template; none where the request forbids their use."""
@@ -206,48 +193,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     tokens: list[int]
     keep_special: bool = True
-
-
-def _template_message(message: Message, index: int) -> dict[str, object]:
-    place = f"messages[{index}]"
-    if message.role not in ROLES:
-        raise InvalidRequestError(
-            f'{place}.role is "{message.role}", expected one of {", ".join(ROLES)}', f"{place}.role"
-        )
-    made: dict[str, object] = {"role": "system" if message.role == "developer" else message.role}
-    made["content"] = _text_of(message.content, place)
-    if message.content is None and message.role != "assistant":
-        raise InvalidRequestError(f"{place}.content is missing, expected text", f"{place}.content")
-    if message.tool_calls:
-        made["tool_calls"] = [_with_arguments(call) for call in message.tool_calls]
-    rest = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning_content}
-    return {**made, **{name: value for name, value in rest.items() if value is not None}}
-
-
-def _text_of(content: str | list[dict[str, object]] | None, place: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for i, part in enumerate(content):
-        text = part.get("text")
-        if part.get("type") != "text" or not isinstance(text, str):
-            raise InvalidRequestError(
-                f'{place}.content[{i}] is no text part: expected {{"type": "text", "text": "..."}}', f"{place}.content"
-            )
-        texts.append(text)
-    return "".join(texts)
-
-
-def _with_arguments(call: Mapping[str, object]) -> dict[str, object]:
-    """A tool call whose arguments are an object: clients send its text, templates print it as JSON again."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
-        return dict(call)
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return dict(call)
-    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else dict(call)
 
 
 ErrorType: TypeAlias = Literal["invalid_request_error", "server_error"]
