@@ -22,6 +22,7 @@ from meshllm.daemon.device import UNKNOWN_BYTES, free_bytes
 from meshllm.daemon.member_links import MemberLinks
 from meshllm.daemon.model_store import ModelStore
 from meshllm.daemon.readers import Delivery, Readers
+from meshllm.daemon.reports import Reports
 from meshllm.daemon.served_model import ModelFollower, ServedModel, no_model_yet
 from meshllm.daemon.status_report import CostWindow, OwnFacts, build_status, show_address
 from meshllm.errors import KernelError, LinkLostError, MeshLLMError, NoModelError, RemoteProtocolError
@@ -45,14 +46,11 @@ from meshllm.net.identity import Identity
 from meshllm.net.interfaces import announced_addresses
 from meshllm.net.link import ControlLink, TlsStream
 from meshllm.net.listener import Incoming, Strangers, dial, serve
-from meshllm.status import DaemonState, ModelStatus, Status
+from meshllm.status import DaemonState, Status
 
 FREE_BYTES_INTERVAL_S: Final = 2.0
-MAX_DIAL_REASONS: Final = 256
 STOP_TIMEOUT_S: Final = 2.0  # for links to say goodbye
 Args = TypeVarTuple("Args")
-
-_WARNINGS: Final = ("_lost", "_refused", "_failed", "_broken", "_incompatible", "_cloned")
 
 
 class ControlLoop:
@@ -84,7 +82,7 @@ class ControlLoop:
         self._node = Node(config, device, None, now)
         self._links: dict[act.LinkId, ControlLink] = {}
         self._link_ids = itertools.count(1)
-        self._dial_reasons: dict[str, str] = {}  # the last one told, by target
+        self._reports = Reports(log)
         self._readers = Readers()
         self._members = MemberLinks(config.node, identity, data)
         self._timer = trio.CancelScope()
@@ -95,7 +93,7 @@ class ControlLoop:
         self._costs = CostWindow()
         self._follower = ModelFollower(store, wanted_model, self._model_changed)
         announcement = Announcement(config.node, identity.tag, f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}", config.port)
-        self._discovery = Discovery(announcement, interfaces, self._seen, self._discovery_report)
+        self._discovery = Discovery(announcement, interfaces, self._seen, self._reports.of_discovery)
         for address in peers:
             self._node.addresses_found("static", None, (address,), now)
 
@@ -118,9 +116,8 @@ class ControlLoop:
         state: tuple[DaemonState, str | None] = (view.state, view.detail)
         if self._served is None:
             state = self._state_without_model()
-        return build_status(
-            view, own, self._model_status(), state, self._readers.counts(self._costs.steps), self._costs.per_token()
-        )
+        model = None if self._served is None else self._served.status()
+        return build_status(view, own, model, state, self._readers.counts(self._costs.steps), self._costs.per_token())
 
     def model(self) -> ServedModel:
         """The model served here. Raises NoModelError or ModelFileError."""
@@ -159,7 +156,7 @@ class ControlLoop:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs until cancelled; started once peers may connect. Raises KernelError if the data loop died."""
         self._data.start()
-        strangers = Strangers(self._stranger_refused)
+        strangers = Strangers(self._reports.of_stranger)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -269,12 +266,6 @@ class ControlLoop:
                 assert_never(never)
         self._carry_out()
 
-    def _discovery_report(self, event: str, detail: str) -> None:
-        (self._log.warning if event.endswith("_failed") else self._log.info)(event, detail=detail)
-
-    def _stranger_refused(self, address: str, reason: str, untold: int) -> None:
-        self._log.warning("stranger_refused", address=address, reason=reason, not_told=untold)
-
     def _model_changed(self, served: ServedModel | None, error: MeshLLMError | None) -> None:
         self._served, self._model_error, self._looked = served, error, served is not None
         if served is not None:
@@ -342,25 +333,13 @@ class ControlLoop:
             case act.Deliver(request, message):
                 self._readers.deliver(request, message, trio.current_time())
             case act.Report(event, fields):
-                self._report(event, dict(fields))
+                self._reports.of_node(event, dict(fields))
             case never:
                 assert_never(never)
 
     def _start(self, task: Callable[[Unpack[Args]], Awaitable[None]], *arguments: *Args) -> None:
         if self._nursery is not None:  # else the loop is ending
             self._nursery.start_soon(task, *arguments)
-
-    def _report(self, event: str, fields: dict[str, act.Field]) -> None:
-        """Logs what the Node reports; a dial that fails as it did the last time is not told again."""
-        level = self._log.warning if event.endswith(_WARNINGS) else self._log.info
-        if event == "dial_failed":
-            target, reason = str(fields.get("target")), str(fields.get("reason"))
-            if self._dial_reasons.get(target) == reason:
-                level = self._log.debug
-            if len(self._dial_reasons) >= MAX_DIAL_REASONS:
-                self._dial_reasons.clear()
-            self._dial_reasons[target] = reason
-        level(event, **fields)
 
     def _send(self, link_id: act.LinkId, message: ControlMessage) -> None:
         link = self._links.get(link_id)
@@ -406,16 +385,3 @@ class ControlLoop:
         if self._model_error is None:
             return "starting", "looking for the model"
         return ("no-model" if isinstance(self._model_error, NoModelError) else "failed"), str(self._model_error)
-
-    def _model_status(self) -> ModelStatus | None:
-        served = self._served
-        if served is None:
-            return None
-        h = served.file.hyperparameters
-        return ModelStatus(
-            name=served.name,
-            sha256=served.sha256,
-            architecture=h.architecture,
-            file_bytes=served.size,
-            context_length=h.context_length,
-        )

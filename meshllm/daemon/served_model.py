@@ -21,6 +21,7 @@ from meshllm.mesh.facts import ModelFacts
 from meshllm.mesh.messages import ModelHash
 from meshllm.model.model_file import ModelFile
 from meshllm.model.weight_sizes import measure_shape
+from meshllm.status import ModelStatus
 
 POLL_S: Final = 1.0  # between looks for a model while there is none: two stats
 
@@ -39,6 +40,17 @@ class ServedModel:
         h = self.file.hyperparameters
         shape = measure_shape(h, self.file.gguf.tensors.values())
         return ModelFacts(hash=ModelHash(self.sha256), name=self.name, shape=shape)
+
+    def status(self) -> ModelStatus:
+        """What people are told of it."""
+        h = self.file.hyperparameters
+        return ModelStatus(
+            name=self.name,
+            sha256=self.sha256,
+            architecture=h.architecture,
+            file_bytes=self.size,
+            context_length=h.context_length,
+        )
 
 
 class ModelFollower:

@@ -1,0 +1,43 @@
+"""What a daemon logs of its mesh: the events that the Node, discovery and strangers give rise to, each at its level.
+
+A dial that fails as it did the last time is told once: peers that are away are dialled for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from meshllm.log import Logger
+from meshllm.mesh.actions import Field
+
+MAX_DIAL_REASONS: Final = 256  # targets whose last reason is remembered
+_WARNINGS: Final = ("_lost", "_refused", "_failed", "_broken", "_incompatible", "_cloned")
+
+
+class Reports:
+    """Writes to the daemon's log."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._dial_reasons: dict[str, str] = {}  # the last one told, by target
+
+    def of_node(self, event: str, fields: Mapping[str, Field]) -> None:
+        """What the Node reports."""
+        level = self._log.warning if event.endswith(_WARNINGS) else self._log.info
+        if event == "dial_failed":
+            target, reason = str(fields.get("target")), str(fields.get("reason"))
+            if self._dial_reasons.get(target) == reason:
+                level = self._log.debug
+            if len(self._dial_reasons) >= MAX_DIAL_REASONS:
+                self._dial_reasons.clear()
+            self._dial_reasons[target] = reason
+        level(event, **fields)
+
+    def of_discovery(self, event: str, detail: str) -> None:
+        """What discovery reports of interfaces and announcements."""
+        (self._log.warning if event.endswith("_failed") else self._log.info)(event, detail=detail)
+
+    def of_stranger(self, address: str, reason: str, untold: int) -> None:
+        """Somebody who could not join; `untold`: how many more since the last line."""
+        self._log.warning("stranger_refused", address=address, reason=reason, not_told=untold)
