@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import time
 
 import pytest
@@ -206,20 +207,24 @@ def test_garbage_on_the_socket_ends_only_its_connection(api: Api, garbage: bytes
     api.raw(garbage, timeout_s=3)
 
 
-def test_conc_03_a_reader_that_leaves_frees_its_slot(api: Api) -> None:
-    """Streamed and whole, closed and reset: nothing goes on without a reader."""
-    for stream in (True, False):
-        content = json.dumps({"prompt": "Once", "max_tokens": 240, "ignore_eos": True, "stream": stream}).encode()
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(api.daemon.socket))
-            sock.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content
-            )
-            if stream:
-                sock.recv(300)
-            else:
-                time.sleep(0.2)  # it has begun: nothing else tells
-        api.wait_idle()
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("way", ["close", "half-close", "tcp close", "tcp reset"])
+def test_conc_03_a_reader_that_leaves_frees_its_slot(api: Api, way: str, stream: bool) -> None:
+    content = json.dumps({"prompt": "Once", "max_tokens": 240, "ignore_eos": True, "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    with socket.socket(socket.AF_INET if way.startswith("tcp") else socket.AF_UNIX) as sock:
+        sock.connect(("127.0.0.1", api.tcp_port) if way.startswith("tcp") else str(api.daemon.socket))
+        sock.sendall(head + content)
+        if stream:
+            sock.recv(300)
+        else:
+            time.sleep(0.2)  # it has begun: nothing else tells
+        if way == "half-close":
+            sock.shutdown(socket.SHUT_WR)
+            api.wait_idle()
+        elif way == "tcp reset":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    api.wait_idle()
 
 
 def test_tokenize_reports_bad_fields(api: Api) -> None:
