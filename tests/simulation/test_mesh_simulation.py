@@ -15,7 +15,7 @@ from cluster import SHAPE, Cluster, Options
 from meshllm.layout.split import reserved_bytes
 from meshllm.mesh.messages import Failed, Finished
 
-FIXED_SEEDS = (*range(14), 21, 29, 39, 43, 44, 52, 143, 1019, 1033)  # those over 14 once failed
+FIXED_SEEDS = (*range(8), 8, 12, 21, 29, 39, 43, 44, 52, 143, 1019, 1033, 5028, 5068)  # those from 8 on once failed
 
 
 def _draw_options(seed: int) -> Options:
@@ -121,7 +121,7 @@ def test_mesh_survives_the_world(seed: int) -> None:
 def test_mesh_survives_fresh_worlds() -> None:
     given = os.environ.get("MESHLLM_SIMULATION_SEED")
     first = int(given) if given else time.time_ns() % 2**32
-    for seed in range(first, first + int(os.environ.get("MESHLLM_SIMULATION_WORLDS", "1" if given else "15"))):
+    for seed in range(first, first + int(os.environ.get("MESHLLM_SIMULATION_WORLDS", "1" if given else "4"))):
         try:
             _live_through(seed)
         except BaseException as error:
