@@ -18,11 +18,12 @@ static const float F16_MAX = 65504; // a larger value would become infinite and 
 
 struct partial_job {
     struct meshllm_program *p;
-    float *out;      // rows to add to
+    uint32_t width;
     const float *in; // rows to encode
     bool carried;    // p->carry holds what was left out of the partial before
-    const uint8_t *wire;
-    uint32_t width;
+    float *out;      // rows to add to
+    uint32_t n_partials;
+    const void *const *partials;
 };
 
 size_t partial_row_size(uint32_t precision, uint32_t width) {
@@ -92,27 +93,31 @@ static void add_q8_0(struct meshllm_program *p, float *out, size_t row, uint32_t
     }
 }
 
+static void add_floats(struct meshllm_program *p, float *out, size_t row, uint32_t width, const uint8_t *wire) {
+    float *values = p->partial.scales + row * width; // the wire's bytes may stand at any address
+    if (p->precision == MESHLLM_PARTIAL_F32) {
+        memcpy(values, wire, sizeof(float) * width);
+    } else {
+        uint16_t *f16 = p->f16 + row * width;
+        memcpy(f16, wire, sizeof(uint16_t) * width);
+        p->engine->kernels->from_f16(values, width, f16);
+    }
+    for (size_t k = 0; k < width; k++) out[k] += values[k];
+}
+
 static void add_row(void *context, size_t row) {
     const struct partial_job *job = context;
     struct meshllm_program *p = job->p;
     float *out = job->out + row * job->width;
-    const uint8_t *wire = job->wire + row * partial_row_size(p->precision, job->width);
-    if (p->precision == MESHLLM_PARTIAL_Q8_0) {
-        add_q8_0(p, out, row, job->width, wire);
-        return;
+    size_t offset = row * partial_row_size(p->precision, job->width);
+    for (uint32_t i = 0; i < job->n_partials; i++) { // all on one row, while it is in the cache
+        const uint8_t *wire = (const uint8_t *)job->partials[i] + offset;
+        if (p->precision == MESHLLM_PARTIAL_Q8_0) add_q8_0(p, out, row, job->width, wire);
+        else add_floats(p, out, row, job->width, wire);
     }
-    float *values = p->partial.scales + row * job->width; // the wire's bytes may stand at any address
-    if (p->precision == MESHLLM_PARTIAL_F32) {
-        memcpy(values, wire, sizeof(float) * job->width);
-    } else {
-        uint16_t *f16 = p->f16 + row * job->width;
-        memcpy(f16, wire, sizeof(uint16_t) * job->width);
-        p->engine->kernels->from_f16(values, job->width, f16);
-    }
-    for (size_t k = 0; k < job->width; k++) out[k] += values[k];
 }
 
-void partial_add(struct meshllm_program *p, float *rows, uint32_t width, const uint8_t *wire) {
-    struct partial_job job = {.p = p, .out = rows, .wire = wire, .width = width};
+void partials_add(struct meshllm_program *p, float *rows, uint32_t width, uint32_t n_partials, const void *const *partials) {
+    struct partial_job job = {.p = p, .width = width, .out = rows, .n_partials = n_partials, .partials = partials};
     program_for_rows(p, add_row, &job, width);
 }

@@ -207,7 +207,7 @@ const void *meshllm_program_partial(struct meshllm_program *p, size_t *size) {
 int meshllm_program_supply(struct meshllm_program *p, uint32_t n_partials, const void *const *partials) {
     if (p->state != PROGRAM_AT_EXCHANGE) return MESHLLM_BAD_ARGUMENT;
     const struct buffer *out = &p->buffers[p->ops[p->next_op].out];
-    for (uint32_t i = 0; i < n_partials; i++) partial_add(p, out->f32, out->width, partials[i]);
+    partials_add(p, out->f32, out->width, n_partials, partials);
     p->next_op++;
     p->state = PROGRAM_READY;
     return MESHLLM_OK;

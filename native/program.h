@@ -69,8 +69,8 @@ size_t program_cache_offset(const struct meshllm_program *p, uint32_t layer, uin
 void program_for_rows(struct meshllm_program *p, pool_job *job, void *context, size_t width);
 
 // partials.c: the bytes of a row of a partial; p->wire = the rows, to be
-// added to buffer `out`, encoded; rows += an encoded partial.
+// added to buffer `out`, encoded; rows += encoded partials, in order.
 size_t partial_row_size(uint32_t precision, uint32_t width);
 void partial_encode(struct meshllm_program *p, uint32_t out, const float *rows, uint32_t width);
-void partial_add(struct meshllm_program *p, float *rows, uint32_t width, const uint8_t *wire);
+void partials_add(struct meshllm_program *p, float *rows, uint32_t width, uint32_t n_partials, const void *const *partials);
 #endif

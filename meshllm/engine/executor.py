@@ -114,6 +114,7 @@ class Executor:
         self._batch: Batch | None = None
         self._exchange = 0
         self._finished = False
+        self._exchanges: list[Exchange | None] = [None] * len(program.exchanges)
 
     @property
     def cache_bytes(self) -> int:
@@ -140,8 +141,7 @@ class Executor:
                 self._finished = True
                 return _FINISHED
             case RunStatus.EXCHANGE:
-                index = self._exchange
-                return Exchange(index, self.program.exchanges[index], native.partial(), native.partial_size())
+                return self._describe_exchange(native.partial(), native.partial_size())
             case RunStatus.STOPPED:
                 raise BatchStoppedError("the step was stopped")
 
@@ -183,6 +183,15 @@ class Executor:
         """Gives weights and cache up; memory goes when the last array handed out is gone."""
         self._native = None
         self._logits = None
+
+    def _describe_exchange(self, partial: memoryview, size: int) -> Exchange:
+        """The one of the step before where it is the same: while tokens are decoded, nothing is made anew."""
+        index = self._exchange
+        known = self._exchanges[index]
+        if known is None or known.size != size or known.partial is not partial:
+            known = Exchange(index, self.program.exchanges[index], partial, size)
+            self._exchanges[index] = known
+        return known
 
     def _program(self) -> NativeProgram:
         if self._native is None:

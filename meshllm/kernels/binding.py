@@ -210,7 +210,7 @@ class NativeProgram:
         self._size = ffi.new("size_t *")
         self._pointers = ffi.new("void *[]", 0)
         self._wire = self._view_wire().data
-        self._partial = self._wire[:0]
+        self._partial = self._nothing = self._wire[:0]
 
     def begin(self, tokens: BufferLike, positions: BufferLike, slots: BufferLike, outputs: BufferLike) -> None:
         """Starts a batch; int32 each. outputs: rows wanted, growing. Raises KernelError for what the program cannot
@@ -232,9 +232,10 @@ class NativeProgram:
     def partial(self) -> memoryview:
         """This rank's encoded partial at an EXCHANGE; empty if it adds nothing. Valid until supply."""
         lib.meshllm_program_partial(self._program, self._size)
-        if len(self._partial) != self._size[0]:
-            self._partial = self._wire[: self._size[0]]
-        return self._partial
+        size = self._size[0]
+        if size and len(self._partial) != size:
+            self._partial = self._wire[:size]
+        return self._partial if size else self._nothing
 
     def partial_size(self) -> int:
         """Bytes of each partial of this exchange."""
