@@ -41,11 +41,13 @@ from meshllm.mesh.messages import (
     Submit,
 )
 from meshllm.mesh.node import Node
-from meshllm.net.discovery import Announcement, Discovery, Ignored, Sighting
+from meshllm.net.adverts import Announcement, Ignored, Sighting
+from meshllm.net.dialer import dial
+from meshllm.net.discovery import Discovery
 from meshllm.net.identity import Identity
 from meshllm.net.interfaces import announced_addresses
 from meshllm.net.link import ControlLink, TlsStream
-from meshllm.net.listener import Incoming, Strangers, dial, serve
+from meshllm.net.listener import Incoming, Strangers, serve
 from meshllm.status import DaemonState, Status
 
 FREE_BYTES_INTERVAL_S: Final = 2.0

@@ -1,7 +1,7 @@
 """Facts of this device that a daemon finds out at its start: who it is, how fast it is, how much memory it may give.
 
-Speed is measured once for an instruction set, a number of threads and a build, and kept in the state folder: a restart
-is quick. What the system does not tell is unknown, never zero.
+Speed is measured at the first few starts with a build, an instruction set and a number of threads, and the best is
+kept in the state folder, so that later starts are quick. What the system does not tell is unknown, never zero.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from meshllm.layout.layout import Device, NodeId
 UNKNOWN_BYTES: Final = 1 << 50  # stands for memory that the system tells nothing of: no limit to a plan
 SHARE_OF_FREE: Final = 0.8  # of free memory is given where nothing was configured
 SHARE_OF_ALL: Final = 0.9  # of all memory at most
+MEASUREMENTS: Final = 5  # at so many starts; a device that was busy at one is not taken for a slow one for ever
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
 class _Speed(msgspec.Struct, frozen=True):
-    """A kept measurement; `of` says what it was measured of."""
+    """The best of the measurements so far; `of` says what was measured."""
 
     of: str
     read_gbps: float
     matmul_gops: float
+    times: int  # it was measured
 
 
 def load_node_id(state_dir: Path) -> NodeId:
@@ -93,12 +95,14 @@ def free_bytes() -> int:
 def _measure(kernels: Kernels, of: str, cache: Path) -> _Speed:
     try:
         kept = msgspec.json.decode(cache.read_bytes(), type=_Speed)
-        if kept.of == of and kept.read_gbps > 0 and kept.matmul_gops > 0:
-            return kept
     except (OSError, msgspec.MsgspecError):
-        pass  # measured again below
+        kept = _Speed(of, 0.0, 0.0, 0)
+    if kept.of != of:
+        kept = _Speed(of, 0.0, 0.0, 0)
+    if kept.times >= MEASUREMENTS:
+        return kept
     read_gbps, matmul_gops = measure_device(kernels)
-    speed = _Speed(of, read_gbps, matmul_gops)
+    speed = _Speed(of, max(read_gbps, kept.read_gbps), max(matmul_gops, kept.matmul_gops), kept.times + 1)
     try:
         _replace(cache, msgspec.json.encode(speed))
     except OSError:

@@ -15,9 +15,10 @@ from meshllm.errors import LinkLostError, RemoteProtocolError
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.messages import DataHello, Epoch
 from meshllm.net.data_link import derive_keys
+from meshllm.net.dialer import dial_data
 from meshllm.net.identity import Identity
 from meshllm.net.link import Address
-from meshllm.net.listener import Incoming, answer_data, dial_data
+from meshllm.net.listener import Incoming, answer_data
 
 ATTEMPTS: Final = 3
 PAUSE_S: Final = 0.3

@@ -107,6 +107,15 @@ def peer_address(stream: TlsStream) -> Address:
     return host, port
 
 
+def leave_tls(stream: TlsStream, decoder: FrameDecoder, more: list[LinkMessage]) -> socket.socket:
+    """The socket under a TLS stream, non-blocking, no longer trio's. RemoteProtocolError if bytes came too early."""
+    if more or decoder.buffered:
+        raise RemoteProtocolError("sent data before the data link was ready")
+    sock = socket.socket(fileno=stream.transport_stream.socket.detach())
+    sock.setblocking(False)
+    return sock
+
+
 class ControlLink:
     """A control link: a bounded queue to one writer task, a reader task; both end together."""
 

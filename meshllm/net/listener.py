@@ -1,4 +1,4 @@
-"""Accepting and dialling: from a port or a list of addresses to an authenticated stream. Decides nothing else.
+"""Accepting: from a port to authenticated streams. Decides nothing else.
 
 What a stranger on the port can cost: one of MAX_STRANGERS places for OPEN_TIMEOUT_S, one frame of memory, and a share
 in one log line each REPORT_INTERVAL_S.
@@ -19,9 +19,9 @@ from meshllm.mesh.framing import FrameDecoder, LinkMessage
 from meshllm.mesh.messages import DataHello
 from meshllm.net.link import (
     OPEN_TIMEOUT_S,
-    Address,
     LinkHello,
     TlsStream,
+    leave_tls,
     mapped_errors,
     open_tls,
     receive_hello,
@@ -30,8 +30,6 @@ from meshllm.net.link import (
 
 MAX_STRANGERS = 64  # connections that have not proved themselves yet
 REPORT_INTERVAL_S = 10.0
-CONNECT_TIMEOUT_S = 5.0
-STAGGER_S = 0.25  # between attempts on the addresses of one peer, as RFC 8305 has it
 BACKLOG = 128
 
 
@@ -171,99 +169,12 @@ def _host(stream: trio.SocketStream) -> str:
         return "a peer that has left"
 
 
-# --- dialling ---------------------------------------------------------------------------------------------------------
-
-
-async def dial(addresses: Sequence[Address], context: ssl.SSLContext, own_certificate: bytes) -> TlsStream:
-    """The first of these addresses that completes a handshake. Attempts start STAGGER_S apart and run side by side.
-
-    An address that leads back to this daemon is passed over: bridges of containers have one address on every host.
-    Raises LinkLostError with the reason of the last attempt to fail.
-    """
-    reasons: list[str] = []
-    winners: list[TlsStream] = []
-    async with trio.open_nursery() as nursery:
-
-        async def attempt(address: Address, failed: trio.Event) -> None:
-            try:
-                stream = await _dial_one(address, context, own_certificate)
-            except LinkLostError as error:
-                reasons.append(f"{shown_address(address)}: {error}")
-                failed.set()
-                return
-            if winners:
-                await trio.aclose_forcefully(stream)
-                return
-            winners.append(stream)
-            nursery.cancel_scope.cancel()
-
-        for address in addresses:
-            failed = trio.Event()
-            nursery.start_soon(attempt, address, failed)
-            with trio.move_on_after(STAGGER_S):
-                await failed.wait()
-    if not winners:
-        raise LinkLostError("; ".join(reasons) or "no address to try")
-    return winners[0]
-
-
-async def _dial_one(address: Address, context: ssl.SSLContext, own_certificate: bytes) -> TlsStream:
-    with mapped_errors(), trio.fail_after(CONNECT_TIMEOUT_S):
-        stream = await trio.open_tcp_stream(*address)
-        tls = await open_tls(stream, context, server_side=False)
-    if tls.getpeercert(True) == own_certificate:
-        await trio.aclose_forcefully(tls)
-        raise LinkLostError("leads back to this daemon")
-    return tls
-
-
-def shown_address(address: Address) -> str:
-    """host:port as a person writes it."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-async def dial_data(
-    addresses: Sequence[Address], context: ssl.SSLContext, own_certificate: bytes, hello: DataHello
-) -> tuple[socket.socket, DataHello]:
-    """Opens a data link: handshake, DataHello each way; the raw socket is then ours and TLS is left.
-
-    The acceptor sends nothing after its DataHello until our first frame on the raw socket. Raises LinkLostError or
-    RemoteProtocolError.
-    """
-    stream = await dial(addresses, context, own_certificate)
-    try:
-        with mapped_errors(), trio.fail_after(OPEN_TIMEOUT_S):
-            await send_hello(stream, hello)
-            decoder = FrameDecoder()
-            answer, more = await receive_hello(stream, decoder)
-        return _leave_tls(stream, decoder, more), _expect_data(answer)
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
-
-
 async def answer_data(incoming: Incoming, hello: DataHello) -> socket.socket:
     """The acceptor's side of `dial_data`, after its DataHello was read and found good. Raises as dial_data."""
     try:
         with mapped_errors(), trio.fail_after(OPEN_TIMEOUT_S):
             await send_hello(incoming.stream, hello)
-        return _leave_tls(incoming.stream, incoming.decoder, incoming.more)
+        return leave_tls(incoming.stream, incoming.decoder, incoming.more)
     except BaseException:
         await trio.aclose_forcefully(incoming.stream)
         raise
-
-
-def _expect_data(hello: LinkHello) -> DataHello:
-    if not isinstance(hello, DataHello):
-        raise RemoteProtocolError("answered a data link with a control link's first message")
-    return hello
-
-
-def _leave_tls(stream: TlsStream, decoder: FrameDecoder, more: list[LinkMessage]) -> socket.socket:
-    """The socket under a TLS stream, non-blocking, no longer trio's. RemoteProtocolError if bytes came too early."""
-    if more or decoder.buffered:
-        raise RemoteProtocolError("sent data before the data link was ready")
-    sock = socket.socket(fileno=stream.transport_stream.socket.detach())
-    sock.setblocking(False)
-    return sock

@@ -11,15 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshllm.layout.layout import NodeId
-from meshllm.net.discovery import (
-    SERVICE_TYPE,
-    Announcement,
-    Discovery,
-    Ignored,
-    Sighting,
-    read_advert,
-    service_info,
-)
+from meshllm.net.adverts import SERVICE_TYPE, Announcement, Ignored, Sighting, read_advert, service_info
+from meshllm.net.discovery import Discovery
 from meshllm.net.interfaces import Interface, read_interfaces
 
 TAG = "0123456789abcdef"

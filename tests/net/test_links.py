@@ -16,9 +16,10 @@ from meshllm.errors import ConfigError, LinkLostError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.framing import FrameDecoder, encode_frame
 from meshllm.mesh.messages import ControlMessage, DataHello, Epoch, Goodbye, Hello
+from meshllm.net.dialer import dial, dial_data
 from meshllm.net.identity import Identity, MeshSecret
 from meshllm.net.link import ControlLink, TlsStream, open_tls, receive_hello
-from meshllm.net.listener import Incoming, Strangers, answer_data, bind, dial, dial_data, serve
+from meshllm.net.listener import Incoming, Strangers, answer_data, bind, serve
 
 SECRET = MeshSecret(bytes(range(32)))
 EPOCH = Epoch(3, NodeId("a" * 16))

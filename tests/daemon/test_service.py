@@ -1,0 +1,137 @@
+"""The composition root as a process: what keeps it from starting is one line and an exit code; a signal ends it
+cleanly.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshllm.net.identity import MeshSecret
+
+
+def words(state: Path, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "meshllm", "daemon", "--state-dir", str(state), "--threads", "1", *flags]
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MESHLLM_", "XDG_"))}
+    return {**kept, "HOME": str(tmp_path), **more}
+
+
+def run(tmp_path: Path, *flags: str, **more: str) -> tuple[int, str]:
+    done = subprocess.run(
+        words(tmp_path / "state", *flags),
+        env=environment(tmp_path, **more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("meshllm: ")]
+    assert "Traceback" not in done.stderr
+    assert len(lines) == 1, done.stderr
+    return done.returncode, lines[0]
+
+
+def taken_port() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("0.0.0.0", 0))
+    sock.listen()
+    return sock
+
+
+def broken_key(tmp_path: Path) -> list[str]:
+    (tmp_path / "key").write_text("mesh1-nonsense\n")
+    return ["--key-file", str(tmp_path / "key")]
+
+
+def broken_config(tmp_path: Path) -> list[str]:
+    (tmp_path / "x.toml").write_text('slots = 2\ncontxt = "5"\n')
+    return ["--config", str(tmp_path / "x.toml")]
+
+
+def foreign_socket(tmp_path: Path) -> list[str]:
+    (tmp_path / "file").write_text("")
+    return ["--socket", str(tmp_path / "file")]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (broken_key, "key: the mesh secret"),
+        (broken_config, 'x.toml:2: contxt: unknown key; did you mean "context"?'),
+        (foreign_socket, "file: exists and is no socket"),
+        (lambda _: ["--isa", "vax"], "'vax' cannot run here"),
+        (lambda _: ["--slots", "0"], "--slots: expected 1 to 64"),
+        (lambda _: ["--socket-group", "no-such-group"], "no group no-such-group"),
+    ],
+)
+def test_what_keeps_a_daemon_from_starting_is_one_line(
+    tmp_path: Path, make: Callable[[Path], list[str]], said: str
+) -> None:
+    code, line = run(tmp_path, *make(tmp_path))
+    assert said in line
+    assert code in (1, 2)
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with taken_port() as sock:
+        port = sock.getsockname()[1]
+        code, line = run(tmp_path, "--port", str(port))
+    assert f"port {port} is in use" in line
+    assert code in (1, 2)
+    assert not (tmp_path / "state" / "meshllm.sock").exists()
+
+
+class Manager:
+    """systemd's side of the notify socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sock.bind(str(path))
+        self.sock.settimeout(60)
+        self.path = str(path)
+
+    def wait(self, line: bytes) -> None:
+        while line not in self.sock.recv(1000).split(b"\n"):
+            pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_is_ready_then_stops_on_a_signal_and_removes_its_socket(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    manager = Manager(tmp_path / "notify")
+    state = tmp_path / "state"
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            words(state), env=environment(tmp_path, NOTIFY_SOCKET=manager.path), stdout=log, stderr=log
+        )
+    try:
+        manager.wait(b"READY=1")
+        assert (state / "meshllm.sock").exists()
+        assert MeshSecret.from_text((state / "mesh-key").read_text())
+        second = run(tmp_path)  # the same state folder
+        assert "another daemon uses this state folder" in second[1]
+        at = time.monotonic()
+        process.send_signal(number)
+        manager.wait(b"STOPPING=1")
+        assert process.wait(10) == 0
+        assert time.monotonic() - at < 10
+        assert not (state / "meshllm.sock").exists()
+    finally:
+        process.kill()
+        process.wait()
+        manager.sock.close()
+    text = (tmp_path / "log").read_text()
+    assert "Traceback" not in text
+    assert (state / "mesh-key").read_text().strip() not in text
