@@ -18,7 +18,7 @@ struct cursor { // hands out parts of an arena; with base NULL it only counts
 };
 
 static void *take(struct cursor *c, uint64_t n, uint64_t m, size_t item) {
-    size_t size, end;
+    size_t size = 0, end = 0;
     c->overflow |= __builtin_mul_overflow(n, m, &size) || __builtin_mul_overflow(size, item, &size);
     c->overflow |= size > SIZE_MAX - 63 || __builtin_add_overflow(c->used, (size + 63) & ~(size_t)63, &end);
     if (c->overflow) return NULL;
