@@ -38,7 +38,7 @@ class Common(msgspec.Struct, kw_only=True):
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None  # -1 and 0: off
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: off; as wide as on the wire
     min_p: Fraction | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     frequency_penalty: Penalty | None = None

@@ -32,6 +32,7 @@ def body(fields: str) -> bytes:
         ('"presence_penalty": -Infinity', "presence_penalty"),
         ('"min_p": 2', "min_p"),
         ('"top_k": -5', "top_k"),
+        ('"top_k": 2147483648', "top_k"),  # more than a message between devices holds
         ('"max_tokens": 0', "max_tokens"),
         ('"max_tokens": 1.5', "max_tokens"),
         ('"stream": "yes"', "stream"),
