@@ -23,9 +23,9 @@ from meshllm.daemon.member_links import MemberLinks
 from meshllm.daemon.model_store import ModelStore
 from meshllm.daemon.readers import Delivery, Readers
 from meshllm.daemon.reports import Reports
-from meshllm.daemon.served_model import ModelFollower, ServedModel, no_model_yet
+from meshllm.daemon.served_model import ModelFollower, ServedModel
 from meshllm.daemon.status_report import CostWindow, OwnFacts, build_status, show_address
-from meshllm.errors import KernelError, LinkLostError, MeshLLMError, NoModelError, RemoteProtocolError
+from meshllm.errors import KernelError, LinkLostError, RemoteProtocolError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.log import Logger
 from meshllm.mesh import actions as act
@@ -89,11 +89,8 @@ class ControlLoop:
         self._members = MemberLinks(config.node, identity, data)
         self._timer = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._served: ServedModel | None = None
-        self._model_error: MeshLLMError | None = None
-        self._looked = False
         self._costs = CostWindow()
-        self._follower = ModelFollower(store, wanted_model, self._model_changed)
+        self._models = ModelFollower(store, wanted_model, self._model_changed)
         announcement = Announcement(config.node, identity.tag, f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}", config.port)
         self._discovery = Discovery(announcement, interfaces, self._seen, self._reports.of_discovery)
         for address in peers:
@@ -115,26 +112,18 @@ class ControlLoop:
             free_bytes=free_bytes(),
             uptime_s=now - self._started_s,
         )
-        state: tuple[DaemonState, str | None] = (view.state, view.detail)
-        if self._served is None:
-            state = self._state_without_model()
-        model = None if self._served is None else self._served.status()
+        served = self._models.served
+        state: tuple[DaemonState, str | None] = (view.state, view.detail) if served else self._models.state()
+        model = served.status() if served else None
         return build_status(view, own, model, state, self._readers.counts(self._costs.steps), self._costs.per_token())
-
-    def model(self) -> ServedModel:
-        """The model served here. Raises NoModelError or ModelFileError."""
-        if self._served is not None:
-            return self._served
-        raise self._model_error or no_model_yet()
 
     def model_named(self, name: str | None) -> ServedModel:
         """The model served, if `name` is None, its name or its hash. Raises NoModelError or ModelFileError."""
-        served = self.model()
-        if name is None or name in (served.name, served.sha256):
-            return served
-        raise NoModelError(
-            f'no model "{name}" is served here, but "{served.name}"; "meshllm models" lists what is stored'
-        )
+        return self._models.model(name)
+
+    def model(self) -> ServedModel:
+        """The model served here. Raises NoModelError or ModelFileError."""
+        return self._models.model()
 
     @asynccontextmanager
     async def open_request(self, submit: Submit) -> AsyncIterator[trio.MemoryReceiveChannel[Delivery]]:
@@ -151,9 +140,7 @@ class ControlLoop:
 
     def reload(self) -> None:
         """Looks for a model again, if none is served."""
-        if self._served is None and self._nursery is not None and self._looked:
-            self._looked = False
-            self._nursery.start_soon(self._follower.run)
+        self._models.look_again()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs until cancelled; started once peers may connect. Raises KernelError if the data loop died."""
@@ -164,7 +151,7 @@ class ControlLoop:
                 self._nursery = nursery
                 await nursery.start(serve, self._sockets, self._identity.server, strangers, self._accepted)
                 nursery.start_soon(self._discovery.run)
-                nursery.start_soon(self._follower.run)
+                nursery.start_soon(self._models.run)
                 nursery.start_soon(self._keep_time)
                 nursery.start_soon(self._take_events)
                 nursery.start_soon(self._watch_memory)
@@ -268,12 +255,9 @@ class ControlLoop:
                 assert_never(never)
         self._carry_out()
 
-    def _model_changed(self, served: ServedModel | None, error: MeshLLMError | None) -> None:
-        self._served, self._model_error, self._looked = served, error, served is not None
-        if served is not None:
-            self._log.info("model_opened", model=served.name, sha256=served.sha256[:16], bytes=served.size)
-        elif error is not None and not isinstance(error, NoModelError):
-            self._log.error("model_failed", reason=str(error))
+    def _model_changed(self) -> None:
+        served = self._models.served
+        self._reports.of_model(served, self._models.error)
         self._node.set_model(served.facts() if served is not None else None, self._device, trio.current_time())
         self._carry_out()
 
@@ -358,7 +342,7 @@ class ControlLoop:
                 self._log.warning("link_refused", address=show_address(link.address), reason=reason)
 
     def _prepare(self, action: act.PrepareEpoch) -> None:
-        served = self._served
+        served = self._models.served
         if served is None or served.sha256 != action.model:
             self._node.prepare_refused(action.epoch, "serves another file", trio.current_time())
             return
@@ -382,8 +366,3 @@ class ControlLoop:
     def _retire(self, epoch: Epoch, reason: str) -> None:
         self._members.give_up(epoch)
         self._data.post(bridge.RetireEpoch(epoch, reason))
-
-    def _state_without_model(self) -> tuple[DaemonState, str | None]:
-        if self._model_error is None:
-            return "starting", "looking for the model"
-        return ("no-model" if isinstance(self._model_error, NoModelError) else "failed"), str(self._model_error)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from meshllm.daemon.served_model import ServedModel
+from meshllm.errors import MeshLLMError, NoModelError
 from meshllm.log import Logger
 from meshllm.mesh.actions import Field
 
@@ -37,6 +39,13 @@ class Reports:
     def of_discovery(self, event: str, detail: str) -> None:
         """What discovery reports of interfaces and announcements."""
         (self._log.warning if event.endswith("_failed") else self._log.info)(event, detail=detail)
+
+    def of_model(self, served: ServedModel | None, error: MeshLLMError | None) -> None:
+        """The model that was opened, or the file that could not be; no model at all is a normal state."""
+        if served is not None:
+            self._log.info("model_opened", model=served.name, sha256=served.sha256[:16], bytes=served.size)
+        elif error is not None and not isinstance(error, NoModelError):
+            self._log.error("model_failed", reason=str(error))
 
     def of_stranger(self, address: str, reason: str, untold: int) -> None:
         """Somebody who could not join; `untold`: how many more since the last line."""

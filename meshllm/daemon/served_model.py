@@ -21,7 +21,7 @@ from meshllm.mesh.facts import ModelFacts
 from meshllm.mesh.messages import ModelHash
 from meshllm.model.model_file import ModelFile
 from meshllm.model.weight_sizes import measure_shape
-from meshllm.status import ModelStatus
+from meshllm.status import DaemonState, ModelStatus
 
 POLL_S: Final = 1.0  # between looks for a model while there is none: two stats
 
@@ -54,28 +54,53 @@ class ServedModel:
 
 
 class ModelFollower:
-    """Finds the model to serve. `changed` is called in the trio loop, with the model or with why there is none."""
+    """Finds the model to serve and holds it, or the reason why there is none."""
 
-    def __init__(
-        self, store: ModelStore, wanted: str | None, changed: Callable[[ServedModel | None, MeshLLMError | None], None]
-    ) -> None:
+    def __init__(self, store: ModelStore, wanted: str | None, changed: Callable[[], None]) -> None:
+        """changed: called in the trio loop when `served` or `error` has changed."""
         self._store = store
         self._wanted = wanted
         self._changed = changed
+        self._again = trio.Event()
+        self.served: ServedModel | None = None
+        self.error: MeshLLMError | None = None
+
+    def model(self, name: str | None = None) -> ServedModel:
+        """The model served, if `name` is None, its name or its hash. Raises NoModelError or ModelFileError."""
+        if self.served is None:
+            raise self.error or NoModelError("the daemon is still looking for its model; try again in a moment")
+        if name is None or name in (self.served.name, self.served.sha256):
+            return self.served
+        raise NoModelError(
+            f'no model "{name}" is served here, but "{self.served.name}"; "meshllm models" lists what is stored'
+        )
+
+    def state(self) -> tuple[DaemonState, str | None]:
+        """What the daemon's state is without a model."""
+        if self.error is None:
+            return "starting", "looking for the model"
+        return ("no-model" if isinstance(self.error, NoModelError) else "failed"), str(self.error)
+
+    def look_again(self) -> None:
+        """Looks at once where there was none."""
+        self._again.set()
 
     async def run(self) -> None:
         """Looks until there is a model, then ends. An error is told once for each change of the files."""
         while True:
+            self._again = trio.Event()
             stamp = self._stamp()
             try:
-                served = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
+                self.served = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
+                self.error = None
             except MeshLLMError as error:
-                self._changed(None, error)
-            else:
-                self._changed(served, None)
+                self.error = error
+            self._changed()
+            if self.served is not None:
                 return
-            while self._stamp() == stamp:  # noqa: ASYNC110  # another process changes the files: no event tells of it
-                await trio.sleep(POLL_S)
+            while self._stamp() == stamp and not self._again.is_set():
+                with trio.move_on_after(POLL_S):
+                    await self._again.wait()
 
     def _open(self) -> ServedModel:
         stored = self._store.resolve(self._wanted)
@@ -103,8 +128,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_size, status.st_mtime_ns
-
-
-def no_model_yet() -> NoModelError:
-    """Nothing was looked for yet."""
-    return NoModelError("the daemon is still looking for its model; try again in a moment")
