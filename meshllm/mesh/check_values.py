@@ -8,7 +8,7 @@ from meshllm.layout.layout import Device, Layout
 from meshllm.model.slicing import Range, Slice
 from meshllm.parameters import MAX_TOP_LOGPROBS, SampledToken, SamplingParameters
 
-MAX_NAME = 120  # characters of a device's or model's name, a build, an ISA
+MAX_NAME = 200  # characters of a name that settings or the model store allow, a build, an ISA
 MAX_REASON = 2000  # characters of a sentence
 MAX_PEERS = 256  # devices of a mesh that anyone may name to us
 MAX_ADDRESSES = 32  # of one peer

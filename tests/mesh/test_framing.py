@@ -51,6 +51,7 @@ from meshllm.mesh.messages import (
 )
 from meshllm.model.slicing import Range, Slice
 from meshllm.parameters import SampledToken, SamplingParameters, TokenLogprob
+from meshllm.settings import SETTINGS
 
 NODE = NodeId("0123456789abcdef")
 EPOCH = Epoch(3, NODE, 77)
@@ -213,6 +214,12 @@ NAN, INF = float("nan"), float("inf")
 def test_values_out_of_their_limits_are_refused_by_name(message: Message, field: str) -> None:
     with pytest.raises(RemoteProtocolError, match=field):
         check(message)
+
+
+def test_the_longest_names_that_a_device_and_a_model_may_be_given_pass() -> None:
+    name = str(next(setting for setting in SETTINGS if setting.name == "name").read("n" * 200))
+    check(msgspec.structs.replace(HELLO, name=name, model_name="m" * 128))
+    check(ServedModel(MODEL, "m" * 128, DEVICE))
 
 
 def test_overlapping_slices_are_refused() -> None:
