@@ -122,7 +122,7 @@ class ControlLoop:
         return self._models.model(name)
 
     def model(self) -> ServedModel:
-        """The model served here. Raises NoModelError or ModelFileError."""
+        """The model served here. Raises NoModelError, ModelFileError, or UnavailableError while it is being opened."""
         return self._models.model()
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from meshllm.daemon.model_store import ModelStore
-from meshllm.errors import MeshLLMError, NoModelError
+from meshllm.errors import MeshLLMError, NoModelError, UnavailableError
 from meshllm.mesh.facts import ModelFacts
 from meshllm.mesh.messages import ModelHash
 from meshllm.model.model_file import ModelFile
@@ -66,9 +66,11 @@ class ModelFollower:
         self.error: MeshLLMError | None = None
 
     def model(self, name: str | None = None) -> ServedModel:
-        """The model served, if `name` is None, its name or its hash. Raises NoModelError or ModelFileError."""
+        """The model served, if `name` is None, its name or hash. Raises NoModelError, ModelFileError,
+        UnavailableError.
+        """
         if self.served is None:
-            raise self.error or NoModelError("the daemon is still looking for its model; try again in a moment")
+            raise self.error or UnavailableError("the daemon is still opening its model; try again in a moment")
         if name is None or name in (self.served.name, self.served.sha256):
             return self.served
         raise NoModelError(
