@@ -27,7 +27,7 @@ struct kernels {
     // q8 is read for quantized formats, f32 ([n_tokens][in_stride]) for F16 and F32. Rows past n_rows are not written.
     void (*matmul)(float *out, size_t out_stride, const struct matrix *w, size_t first, size_t last, size_t n_tokens,
                    const struct q8_rows *q8, const float *f32, size_t in_stride);
-    // One row of n values (a multiple of 32) to int8: scale = max|x| / 127, value = round-half-even(x / scale).
+    // One row of n values (a multiple of 32) to int8: scale = max|x| / 127 rounded to f16, value = round-half-even(x / scale).
     void (*quantize)(int8_t *values, float *scales, int32_t *sums, size_t n, const float *in);
     // out[i] = in[i] / sqrt(mean(in^2) + eps) * weight[i]; sums in double or in eight or more float lanes.
     void (*rms_norm)(float *out, size_t n, const float *in, const float *weight, float eps);

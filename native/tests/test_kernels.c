@@ -74,7 +74,8 @@ static float expected_block(int8_t *values, int32_t *sum, const float *in) {
     bool whole = isfinite(largest) && isfinite(inverse);
     *sum = 0;
     for (size_t i = 0; i < MESHLLM_BLOCK; i++) *sum += values[i] = whole ? (int8_t)lrintf(in[i] * inverse) : 0;
-    return isinf(inverse) ? 0 : largest / 127; // largest is zero or nearly so
+    float scale = isinf(inverse) ? 0 : largest / 127; // largest is zero or nearly so
+    return isfinite(scale) && scale > 65504 ? 65504 : f32_of_f16(f16_of_f32(scale));
 }
 
 static void check_quantized(const struct kernels *k, size_t n, const float *in) {
