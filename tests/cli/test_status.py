@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import msgspec
@@ -143,16 +142,11 @@ def test_times_are_for_people() -> None:
     assert [in_time(s) for s in (4.2, 130, 7384, 200_000)] == ["4 s", "2 min", "2 h 3 min", "2 d 7 h"]
 
 
-def test_command_prints_the_table_fast(meshllm, stand_in) -> None:
+def test_command_prints_the_table_fast(meshllm, stand_in, cpu_s) -> None:
     stand_in.status = SERVING
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        done = meshllm("status", "--socket", str(stand_in.socket))
-        times.append(time.perf_counter() - start)
-        assert done.returncode == 0, done.stderr
-    assert "attic" in done.stdout.decode()
-    assert min(times) < 0.6  # 0.3 s is the promise on a quiet machine; tests may share theirs
+    done = meshllm("status", "--socket", str(stand_in.socket))
+    assert (done.returncode, b"attic" in done.stdout) == (0, True), done.stderr
+    assert cpu_s(lambda: meshllm("status", "--socket", str(stand_in.socket)), 5) < 0.3
 
 
 def test_json_is_the_status_as_it_is(meshllm, stand_in) -> None:
