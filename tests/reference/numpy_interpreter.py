@@ -31,10 +31,11 @@ class Rows:
 
 
 def round_to_blocks(x: Float32) -> Float32:
-    """x as int8 blocks of 32 with scale max / 127 give it back."""
+    """x as int8 blocks of 32 with an f16 scale of max / 127 give it back."""
     blocks = x.reshape(*x.shape[:-1], -1, 32)
-    scale = (np.abs(blocks).max(-1, keepdims=True) / np.float32(127)).astype(np.float32)
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    scale = (largest / np.float32(127)).astype(np.float16).astype(np.float32)
     return (np.rint(blocks * inverse) * scale).astype(np.float32).reshape(x.shape)
 
 
