@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 MAX_TOP_LOGPROBS = 20
+MIN_REPETITION_PENALTY = 0.01  # smaller ones divide a logit beyond f32
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

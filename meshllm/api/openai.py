@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from meshllm.api.messages import Message, template_message
 from meshllm.errors import InvalidRequestError
-from meshllm.parameters import MAX_TOP_LOGPROBS, SamplingParameters
+from meshllm.parameters import MAX_TOP_LOGPROBS, MIN_REPETITION_PENALTY, SamplingParameters
 
 MAX_CHOICES: Final = 8
 MAX_STOPS: Final = 16
@@ -40,7 +40,7 @@ class Common(msgspec.Struct, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: off; as wide as on the wire
     min_p: Fraction | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     seed: Annotated[int, Meta(ge=0)] | None = None

@@ -257,7 +257,7 @@ class ControlLoop:
 
     def _model_changed(self) -> None:
         served = self._models.served
-        self._reports.of_model(served, self._models.error)
+        self._reports.of_model(served, self._models.error, named=self._models.named)
         self._node.set_model(served.facts() if served is not None else None, self._device, trio.current_time())
         self._carry_out()
 

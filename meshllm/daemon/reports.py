@@ -40,11 +40,11 @@ class Reports:
         """What discovery reports of interfaces and announcements."""
         (self._log.warning if event.endswith("_failed") else self._log.info)(event, detail=detail)
 
-    def of_model(self, served: ServedModel | None, error: MeshLLMError | None) -> None:
-        """The model that was opened, or the file that could not be; no model at all is a normal state."""
+    def of_model(self, served: ServedModel | None, error: MeshLLMError | None, *, named: bool) -> None:
+        """The model that was opened, or the file that could not be; none at all is a fault only if it was asked for."""
         if served is not None:
             self._log.info("model_opened", model=served.name, sha256=served.sha256[:16], bytes=served.size)
-        elif error is not None and not isinstance(error, NoModelError):
+        elif error is not None and (named or not isinstance(error, NoModelError)):
             self._log.error("model_failed", reason=str(error))
 
     def of_stranger(self, address: str, reason: str, untold: int) -> None:

@@ -60,6 +60,7 @@ class ModelFollower:
         """changed: called in the trio loop when `served` or `error` has changed."""
         self._store = store
         self._wanted = wanted
+        self.named = wanted is not None  # a certain model was asked for
         self._changed = changed
         self._again = trio.Event()
         self.served: ServedModel | None = None

@@ -6,7 +6,7 @@ import math
 
 from meshllm.layout.layout import Device, Layout
 from meshllm.model.slicing import Range, Slice
-from meshllm.parameters import MAX_TOP_LOGPROBS, SampledToken, SamplingParameters
+from meshllm.parameters import MAX_TOP_LOGPROBS, MIN_REPETITION_PENALTY, SampledToken, SamplingParameters
 
 MAX_NAME = 200  # characters of a name that settings or the model store allow, a build, an ISA
 MAX_REASON = 2000  # characters of a sentence
@@ -94,7 +94,9 @@ def require_sampling(sampling: SamplingParameters) -> None:
     require_number("sampling.top_p", sampling.top_p, 1.0)
     require_number("sampling.min_p", sampling.min_p, 1.0)
     penalty = sampling.repetition_penalty
-    require(math.isfinite(penalty) and 0.0 < penalty <= 1e6, "sampling.repetition_penalty", "positive")
+    require(
+        MIN_REPETITION_PENALTY <= penalty <= 1e6, "sampling.repetition_penalty", f"{MIN_REPETITION_PENALTY} or more"
+    )
     for name, value in (("frequency", sampling.frequency_penalty), ("presence", sampling.presence_penalty)):
         require(math.isfinite(value) and abs(value) <= 1e6, f"sampling.{name}_penalty", "finite")
     require(0 <= sampling.seed < 2**64, "sampling.seed", "a 64-bit number")

@@ -166,9 +166,10 @@ class Cancel(Message, frozen=True, tag=24):
 
 
 class Goodbye(Message, frozen=True, tag=30):
-    """A clean stop."""
+    """The last message of a link. refused: the receiver is at fault and should know it; else a clean stop."""
 
     reason: str
+    refused: bool = False
 
 
 LinkHello = Hello | DataHello  # what may come first on a fresh link, and says which kind it is

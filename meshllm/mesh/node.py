@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from meshllm.errors import LocalProtocolError
+from meshllm.errors import InvalidRequestError, LocalProtocolError, RemoteProtocolError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.actions import Action, Address, CloseLink, Deliver, LinkId
+from meshllm.mesh.checks import check
 from meshllm.mesh.driver import Driver
 from meshllm.mesh.epoch import EpochBook, EpochEvent
 from meshllm.mesh.facts import AddressSource, ModelFacts, NodeConfig, NodeView
@@ -111,6 +112,8 @@ class Node:
             return
         if isinstance(message, Hello):
             self._follow(self._sessions.greeted(link, message, self._now))
+        elif isinstance(message, Goodbye) and message.refused:
+            self._follow(self._sessions.refused(link, message.reason, self._now))
         else:
             node, events = self._sessions.sender(link, self._now)
             self._follow(events)
@@ -169,6 +172,11 @@ class Node:
         if not self._begin(now):
             failed = Failed(request.request, UNAVAILABLE, "this daemon is stopping")
             self._out.add(Deliver(request.request, failed))
+            return
+        try:
+            check(request)  # what a driver would close the link for is refused here
+        except RemoteProtocolError as error:
+            self._out.add(Deliver(request.request, Failed(request.request, InvalidRequestError.code, str(error))))
             return
         self._roots.add(request, self._now + self._config.wait_s)
         self._review()

@@ -16,10 +16,11 @@ from meshllm.mesh.facts import NodeConfig
 from meshllm.mesh.greetings import introduce, send_heartbeats
 from meshllm.mesh.links import LinkBook, Verdict, judge_choice, judge_hello
 from meshllm.mesh.membership import HEARTBEAT_S, LOST_S, PAUSED_S, Membership
-from meshllm.mesh.messages import PROTOCOL_MAJOR, Epoch, Hello
+from meshllm.mesh.messages import PROTOCOL_MAJOR, Epoch, Goodbye, Hello
 from meshllm.mesh.outbox import Outbox
 
 CLONE_REPORT_S: Final = 60.0  # between two reports of the same pair
+REFUSED_PAUSE_S: Final = 30.0  # before dialling a device again that will not have us, or that we will not have
 MAX_RETIRED: Final = 8  # incarnations remembered of a peer
 
 CLONE_REASON: Final = (
@@ -130,6 +131,8 @@ class Sessions:
         whole = f"{name} {reason}" if forget else f"lost {name}: {reason}"
         self._links.forget(link)
         if is_open:
+            if at_fault:
+                self._out.send(link, Goodbye(reason, refused=True))
             self._out.add(CloseLink(link, reason, at_fault))
         self._members.ended(node, reason, now, forget=forget)
         self._retired.pop(node, None)
@@ -137,6 +140,21 @@ class Sessions:
         self._out.report("peer_left" if forget else "peer_lost", peer=name, node=node, reason=reason)
         self._beat(now)
         return [Ended(node, whole)]
+
+    def refused(self, link: LinkId, reason: str, now: float) -> list[SessionEvent]:
+        """The other side will not have us and says why: no use in dialling it again at once."""
+        node, words = self._links.peer_of(link), f"refuses this device: {reason}"
+        if node is None:
+            self._out.report("link_refused", reason=words)
+            fresh = self._links.fresh(link)
+            if fresh is not None and fresh.hello is not None and not self._is_linked(fresh.hello.node):
+                self._members.mismatched(fresh.hello, fresh.address, words, now)
+                self.book.lost(fresh.hello.node, now, pause=REFUSED_PAUSE_S)
+            self._close_fresh(link, words, now)
+            return []
+        events = self.end(node, words, now)
+        self.book.lost(node, now, pause=REFUSED_PAUSE_S)
+        return events
 
     def all_links(self) -> list[LinkId]:
         """Every open link."""
@@ -188,7 +206,7 @@ class Sessions:
                 self._close_fresh(link, "another link is in use, or this is ourselves", now)
             case Verdict.CLONE | Verdict.OWN_CLONE:
                 self._note_clone(hello, now)
-                self._close_fresh(link, CLONE_REASON, now)
+                self._close_fresh(link, CLONE_REASON, now, tell=True)
             case Verdict.OTHER_MAJOR:
                 self._note_other_major(link, hello, now)
         return []
@@ -226,12 +244,16 @@ class Sessions:
         fresh = self._links.fresh(link)
         if fresh is not None and not self._is_linked(hello.node):
             self._members.mismatched(hello, fresh.address, reason, now)
-        self._close_fresh(link, reason, now)
-        self.book.lost(hello.node, now, pause=30.0)
+        self._close_fresh(link, reason, now, tell=True)
+        self.book.lost(hello.node, now, pause=REFUSED_PAUSE_S)
 
-    def _close_fresh(self, link: LinkId, reason: str, now: float, *, at_fault: bool = False) -> None:
+    def _close_fresh(
+        self, link: LinkId, reason: str, now: float, *, at_fault: bool = False, tell: bool = False
+    ) -> None:
         fresh = self._links.forget(link)
         if fresh is not None:
+            if tell or at_fault:
+                self._out.send(link, Goodbye(reason, refused=True))
             self._out.add(CloseLink(link, reason, at_fault))
             if fresh.dialed is not None:
                 self.book.failed(fresh.dialed, now)

@@ -41,6 +41,8 @@ class ModelFile:
         """Maps and indexes the file. Raises NoModelError where there is none, ModelFileError where it is not usable."""
         path = Path(path)
         try:
+            if path.exists() and not path.is_file():  # a FIFO would keep us waiting for ever
+                raise ModelFileError(f"{path}: is no regular file; choose a .gguf file")
             with path.open("rb") as file:
                 if path.stat().st_size == 0:
                     return cls(path, b"")

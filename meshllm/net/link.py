@@ -12,13 +12,13 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import trio
 
 from meshllm.errors import LinkLostError, RemoteProtocolError
 from meshllm.mesh.framing import FrameDecoder, LinkMessage, encode_frame
-from meshllm.mesh.messages import ControlMessage, DataHello, Hello
+from meshllm.mesh.messages import ControlMessage, DataHello, Goodbye, Hello
 
 TlsStream = trio.SSLStream[trio.SocketStream]
 Address = tuple[str, int]
@@ -27,6 +27,7 @@ LinkHello = Hello | DataHello
 OPEN_TIMEOUT_S = 5.0  # a stranger has so long for handshake and first message
 SEND_TIMEOUT_S = 5.0  # a peer that takes nothing for so long is lost
 DRAIN_TIMEOUT_S = 1.0  # for what is queued when a link is closed
+REFUSAL_TIMEOUT_S = 0.5  # to tell a peer why it is refused
 QUEUE_FRAMES = 1024  # waiting to be sent on one link
 READ_BYTES = 64 * 1024
 
@@ -96,6 +97,12 @@ async def send_hello(stream: TlsStream, hello: LinkHello) -> None:
     """Sends the first message. Raises LinkLostError."""
     with mapped_errors():
         await stream.send_all(encode_frame(hello))
+
+
+async def send_refusal(stream: TlsStream, reason: str) -> None:
+    """Tells a peer with the right secret why its first message is refused. The stream is to be closed."""
+    with suppress(LinkLostError), mapped_errors(), trio.fail_after(REFUSAL_TIMEOUT_S):
+        await stream.send_all(encode_frame(Goodbye(reason, refused=True)))
 
 
 def peer_address(stream: TlsStream) -> Address:
@@ -170,10 +177,15 @@ class ControlLink:
                 data = await self._stream.receive_some(READ_BYTES)
             if not data:
                 return
-            for message in self._decoder.feed(data):
-                if isinstance(message, DataHello):
-                    raise RemoteProtocolError("sent DataHello on a control link")
-                receive(message)
+            try:
+                for message in self._decoder.feed(data):
+                    if isinstance(message, DataHello):
+                        raise RemoteProtocolError("sent DataHello on a control link")
+                    receive(message)
+            except RemoteProtocolError as error:  # it should know why, whatever it makes of it
+                self.send(Goodbye(str(error), refused=True))
+                self.close(str(error))
+                await trio.sleep_forever()  # the writer ends the link when that is sent
 
     async def _write(self, everything: trio.CancelScope) -> None:
         async for message in self._outgoing:

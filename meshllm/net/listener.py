@@ -26,6 +26,7 @@ from meshllm.net.link import (
     open_tls,
     receive_hello,
     send_hello,
+    send_refusal,
 )
 
 MAX_STRANGERS = 64  # connections that have not proved themselves yet
@@ -155,6 +156,8 @@ async def _authenticate(stream: trio.SocketStream, context: ssl.SSLContext, stra
             hello, more = await receive_hello(tls, decoder)
             return Incoming(tls, hello, more, decoder)
     except (LinkLostError, RemoteProtocolError) as error:
+        if tls is not None and isinstance(error, RemoteProtocolError):
+            await send_refusal(tls, str(error))
         strangers.refused(address, str(error), trio.current_time())
         await trio.aclose_forcefully(tls or stream)
         return None

@@ -14,7 +14,7 @@ from invariants import Reader
 
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Device, NodeId
-from meshllm.mesh.actions import CloseLink, Dial, LinkId, Report, Send
+from meshllm.mesh.actions import CloseLink, Deliver, Dial, LinkId, Report, Send
 from meshllm.mesh.facts import ModelFacts, NodeConfig, NodeView
 from meshllm.mesh.messages import (
     Commit,
@@ -25,9 +25,11 @@ from meshllm.mesh.messages import (
     Hello,
     ModelHash,
     RequestId,
+    Submit,
     Tokens,
 )
 from meshllm.mesh.node import Node
+from meshllm.parameters import SamplingParameters
 
 OTHER_FILE = ModelFacts(hash=ModelHash("cd" * 32), name="simulated", shape=SHAPE)
 
@@ -459,3 +461,36 @@ def test_clean_stop_tells_everyone_and_is_final() -> None:
     assert one.node.next_deadline() == float("inf")
     cluster.run(0.5)
     assert view(two).peers == () or view(two).peers[0].state == "connecting"
+
+
+@pytest.mark.parametrize(("peer", "state"), [(LOW, "incompatible"), (HIGH, "lost")])
+def test_a_device_that_is_refused_learns_why(peer: NodeId, state: str) -> None:
+    """Before the link was chosen (by the lower id), and after."""
+    node = fresh_node()
+    joined(node, 1, peer)
+    node.receive(LinkId(1), Goodbye("another device uses the same node id", refused=True), 0.2)
+    (seen,) = node.view(0.3).peers
+    assert (seen.state, seen.reason) == (state, "refuses this device: another device uses the same node id")
+
+
+def test_a_refusing_device_says_why_before_it_closes() -> None:
+    node = fresh_node()
+    link = LinkId(2)
+    node.link_opened(link, ("192.0.2.9", 4000), None, 0.3)
+    node.take_actions()
+    node.receive(link, hello(HIGH, major=2), 0.4)
+    actions = [a for a in node.take_actions() if isinstance(a, Send | CloseLink) and a.link == link]
+    assert isinstance(actions[0], Send)
+    assert isinstance(actions[0].message, Goodbye)
+    assert actions[0].message.refused
+    assert "protocol 2" in actions[0].message.reason
+    assert isinstance(actions[1], CloseLink)
+
+
+def test_a_request_that_no_driver_would_take_fails_at_its_root() -> None:
+    node = fresh_node()
+    wrong = Submit(RequestId("0" * 32), ModelHash("ab" * 32), (1,), (), 1, (), SamplingParameters(top_k=2**40))
+    node.submit(wrong, 0.1)
+    (delivered,) = [action for action in node.take_actions() if isinstance(action, Deliver)]
+    assert isinstance(delivered.message, Failed)
+    assert "top_k" in delivered.message.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,10 @@ def test_file_without_a_template_has_none(tmp_path: Path, write_gguf: Callable[.
     with ModelFile.open(path) as model:
         assert model.chat_template is None
         assert model.tokenizer.encode("abba", parse_special=False) == [2, 1, 0]
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Opening it would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelFileError, match="no regular file"):
+        ModelFile.open(tmp_path / "pipe.gguf")
