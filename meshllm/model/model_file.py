@@ -42,7 +42,7 @@ class ModelFile:
         path = Path(path)
         try:
             if path.exists() and not path.is_file():  # a FIFO would keep us waiting for ever
-                raise ModelFileError(f"{path}: is no regular file; choose a .gguf file")
+                raise ModelFileError(f"{path}: cannot be read (it is no regular file); choose a readable .gguf file")
             with path.open("rb") as file:
                 if path.stat().st_size == 0:
                     return cls(path, b"")
