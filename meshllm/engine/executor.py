@@ -32,6 +32,10 @@ PRECISIONS: Final[dict[ExchangePrecision, Precision]] = {
 }
 
 
+# A row that is read from the map brings its surroundings along, some 600 kB: they are forgotten after so many rows.
+EMBEDDED_ROWS: Final = 64
+
+
 class BatchStoppedError(MeshLLMError):
     """`stop` was called: the step is void, and what it wrote to the cache past the sequences' ends does not count."""
 
@@ -114,6 +118,8 @@ class Executor:
         self._batch: Batch | None = None
         self._exchange = 0
         self._finished = False
+        self._weights = weights
+        self._embedded = 0
         self._exchanges: list[Exchange | None] = [None] * len(program.exchanges)
 
     @property
@@ -129,6 +135,10 @@ class Executor:
         if len(positions) and (int(positions.max()) >= self.context or int(slots.max()) >= self.n_slots):
             raise KernelError(f"position {positions.max()} of {self.context} or slot {slots.max()} of {self.n_slots}")
         self._program().begin(batch.tokens, positions, slots, batch.outputs)
+        if self._embedded >= EMBEDDED_ROWS:
+            self._weights.forget_tables()
+            self._embedded = 0
+        self._embedded += len(batch.tokens)
         self._batch = batch
         self._exchange = 0
         self._finished = False

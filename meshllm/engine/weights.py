@@ -23,6 +23,13 @@ class Weights:
 
     native: tuple[NativeWeight, ...]
     packed_bytes: int
+    model_file: ModelFile
+    tables: tuple[str, ...]  # tensors that stay in the map
+
+    def forget_tables(self) -> None:
+        """Rows that were read need not stay in this process's memory; the system's file cache keeps them."""
+        for name in self.tables:
+            self.model_file.drop_pages(name)
 
 
 def load_weights(kernels: Kernels, model_file: ModelFile, program: Program) -> Weights:
@@ -36,7 +43,8 @@ def load_weights(kernels: Kernels, model_file: ModelFile, program: Program) -> W
     for request, size in zip(program.weights, sizes, strict=True):
         native.append(_load(kernels, model_file, request, arena[start : start + size]))
         start += size
-    return Weights(tuple(native), start)
+    tables = tuple(_name_of(request) for request in program.weights if request.kind is WeightKind.TABLE)
+    return Weights(tuple(native), start, model_file, tables)
 
 
 def _packed_size(kernels: Kernels, request: WeightRequest) -> int:

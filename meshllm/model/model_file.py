@@ -94,7 +94,7 @@ class ModelFile:
 
     def drop_pages(self, name: str) -> None:
         """The tensor's pages need not stay in this process's memory: they were read for the last time for a while."""
-        if isinstance(self._map, mmap.mmap):
+        if isinstance(self._map, mmap.mmap) and not self._map.closed:
             info = self.gguf.tensors[name]
             start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.size - start)
