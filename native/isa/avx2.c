@@ -63,7 +63,7 @@ ALWAYS_INLINE struct w_pair nibble_groups(const uint8_t *bytes) {
 ALWAYS_INLINE w_group byte_group(const uint8_t *bytes) { return vi_load(bytes); }
 ALWAYS_INLINE dots dots_zero(void) { return _mm256_setzero_si256(); }
 
-// gcc's reassociation would make all the products of a block first and spill them: 44 instead of 65 Gop/s. To it, this may change d.
+// Without it gcc makes all the products of a block before it adds them, and keeps them on the stack: 48 instead of 54 Gop/s.
 ALWAYS_INLINE dots in_turn(dots d) {
     __asm__("" : "+x"(d));
     return d;
