@@ -78,6 +78,8 @@ def _read(setting: Setting, value: object, where: str) -> object:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, tuple | list) and len(value) == 1:  # of a repeatable flag
+        return _shown(value[0])
     text = f'"{value}"' if isinstance(value, str) and value.isprintable() else ascii(value)
     return text if len(text) <= 60 else text[:57] + '..."'
 

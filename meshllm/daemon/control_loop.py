@@ -309,6 +309,7 @@ class ControlLoop:
             case act.PrepareEpoch():
                 self._prepare(action)
             case act.CommitEpoch(epoch):
+                self._costs.start_anew()
                 self._data.post(bridge.CommitEpoch(epoch))
             case act.RetireEpoch(epoch, reason):
                 self._retire(epoch, reason)

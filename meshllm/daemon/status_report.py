@@ -43,14 +43,18 @@ class CostWindow:
         if costs.decode_tokens == 0:
             return
         if now - self._last_s > BURST_GAP_S:
-            self.tokens = self.bytes_sent = self.bytes_received = 0
-            self.exchange_us = self.compute_us = 0.0
+            self.start_anew()
         self._last_s = now
         self.tokens += costs.decode_tokens
         self.bytes_sent += costs.bytes_sent
         self.bytes_received += costs.bytes_received
         self.exchange_us += costs.exchange_us
         self.compute_us += costs.compute_us
+
+    def start_anew(self) -> None:
+        """Another layout is in force: its costs are others."""
+        self.tokens = self.bytes_sent = self.bytes_received = 0
+        self.exchange_us = self.compute_us = 0.0
 
     def per_token(self) -> ExchangeStatus | None:
         """None before the first decoded token."""

@@ -176,7 +176,7 @@ class Driver:
         epoch = Epoch(self._epochs.next_counter(), self._own, self._incarnation)
         others = members_of(epoch, layout, self._own)
         self._offers[epoch] = Offer(epoch, model, layout, dict.fromkeys([*others, self._own]), now + PREPARE_S)
-        names = ", ".join("self" if s.node == self._own else self._members.name_of(s.node) for s in layout.shares)
+        names = ", ".join("self" if s.node == self._own else self._members.plain_name(s.node) for s in layout.shares)
         self._out.report("layout_offered", epoch=epoch.counter, ranks=names, context=layout.context)
         addresses = {node: peer.address for node, peer in self._members.alive()}
         self._epochs.begin(epoch, model.hash, layout, addresses)

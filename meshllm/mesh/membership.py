@@ -115,8 +115,12 @@ class Membership:
 
     def name_of(self, node: NodeId) -> str:
         """Its name as people know it, quoted; the id where it was never met."""
+        return f"'{self.plain_name(node)}'" if node in self._peers else node
+
+    def plain_name(self, node: NodeId) -> str:
+        """The same without quotes, for fields of a report."""
         peer = self._peers.get(node)
-        return f"'{peer.hello.name}'" if peer else node
+        return peer.hello.name if peer else node
 
     def all(self) -> list[tuple[NodeId, Peer]]:
         """Everyone known, by id."""

@@ -137,7 +137,9 @@ class Sessions:
         self._members.ended(node, reason, now, forget=forget)
         self._retired.pop(node, None)
         self.book.lost(node, now)
-        self._out.report("peer_left" if forget else "peer_lost", peer=name, node=node, reason=reason)
+        self._out.report(
+            "peer_left" if forget else "peer_lost", peer=self._members.plain_name(node), node=node, reason=reason
+        )
         self._beat(now)
         return [Ended(node, whole)]
 
@@ -219,7 +221,7 @@ class Sessions:
         self._links.bind(link, hello.node)
         peer = self._members.joined(hello, link, address, now)
         place = f"{address[0]}:{address[1]}"
-        self._out.report("peer_joined", peer=self._members.name_of(hello.node), node=hello.node, address=place)
+        self._out.report("peer_joined", peer=self._members.plain_name(hello.node), node=hello.node, address=place)
         introduce(self._members, self._out, hello.node, peer)
         self._beat(now)
         return [Joined(hello.node)]

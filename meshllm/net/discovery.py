@@ -126,10 +126,13 @@ class Discovery:
         """Follows the interfaces. Errors of the network are reported and tried again; only cancellation ends it."""
         token = trio.lowlevel.current_trio_token()
         pending: tuple[Interface, ...] | None = None
-        failing = False
+        failing = told = False
         try:
             while True:
                 chosen = choose_interfaces(self._read_interfaces(), self._patterns)
+                if self._patterns and not chosen and not told:
+                    told = True
+                    self._report("interfaces_failed", f"none is up that fits --interface {', '.join(self._patterns)}")
                 if (chosen != self._chosen or failing) and pending in (None, chosen):  # None: the first look
                     failing = not await self._apply(chosen, token)
                 pending = chosen
