@@ -96,25 +96,39 @@ static void append(struct meshllm_program *p, const struct meshllm_op *op) {
     }
 }
 
-static void attend_head(void *context, size_t item) {
-    const struct op_job *job = context;
+struct attend_job {
+    const struct meshllm_program *p;
+    const struct meshllm_op *op;
+    size_t n_parts; // of a KV head's query heads
+};
+
+// A row's query heads of one KV head, or a part of them: the kernel reads the cache once for all of them.
+static void attend_part(void *context, size_t item) {
+    const struct attend_job *job = context;
     const struct meshllm_op *op = job->op;
     const struct meshllm_program *p = job->p;
-    size_t head_dim = p->cache.head_dim, n_heads = p->buffers[op->out].width / head_dim;
-    size_t row = item / n_heads, head = item % n_heads;
-    uint32_t kv_head = (uint32_t)((head + op->b) / p->cache.group);
+    size_t head_dim = p->cache.head_dim, n_heads = p->buffers[op->out].width / head_dim, group = p->cache.group;
+    size_t part = item % job->n_parts, kv_head = item / job->n_parts % p->cache.n_kv_heads, row = item / job->n_parts / p->cache.n_kv_heads;
+    size_t first = kv_head * group + part * group / job->n_parts, last = kv_head * group + (part + 1) * group / job->n_parts;
+    first = first > op->b ? first - op->b : 0; // in this rank's heads: the first may stand inside a group
+    last = last > op->b ? last - op->b : 0;
+    if (last > n_heads) last = n_heads;
+    if (first >= last) return;
     size_t end = (size_t)p->positions[row] + 1, start = op->c && end > op->c ? end - op->c : 0;
-    size_t at = program_cache_offset(p, op->a, (uint32_t)p->slots[row], kv_head) + start * head_dim;
-    p->engine->kernels->attention(row_of(p, op->out, row) + head * head_dim, head_dim, row_of(p, op->in, row) + head * head_dim,
+    size_t at = program_cache_offset(p, op->a, (uint32_t)p->slots[row], (uint32_t)kv_head) + start * head_dim;
+    p->engine->kernels->attention(row_of(p, op->out, row) + first * head_dim, head_dim, last - first, row_of(p, op->in, row) + first * head_dim,
                                   p->keys + at, p->values + at, end - start, op->f0, op->f1);
 }
 
 static void attend(struct meshllm_program *p, const struct meshllm_op *op) {
-    struct op_job job = {p, op};
-    size_t work = 0, n_heads = p->buffers[op->out].width / p->cache.head_dim;
+    size_t n_threads = pool_threads(p->engine->pool), n_groups = (size_t)p->n_rows * p->cache.n_kv_heads, work = 0;
+    struct attend_job job = {p, op, 1};
     for (uint32_t row = 0; row < p->n_rows; row++) work += (size_t)p->positions[row] + 1;
-    if (work * p->buffers[op->out].width >= PARALLEL_VALUES) pool_run(p->engine->pool, attend_head, &job, p->n_rows * n_heads);
-    else for (size_t i = 0; i < p->n_rows * n_heads; i++) attend_head(&job, i);
+    bool together = work * p->buffers[op->out].width >= PARALLEL_VALUES && n_threads > 1;
+    if (together && n_groups < 2 * n_threads) job.n_parts = (2 * n_threads + n_groups - 1) / n_groups; // else threads would stand idle
+    if (job.n_parts > p->cache.group) job.n_parts = p->cache.group;
+    if (together) pool_run(p->engine->pool, attend_part, &job, n_groups * job.n_parts);
+    else for (size_t i = 0; i < n_groups; i++) attend_part(&job, i);
 }
 
 static void fill_rope_table(struct meshllm_program *p, struct rope_table *table) {

@@ -33,10 +33,10 @@ struct kernels {
     void (*rms_norm)(float *out, size_t n, const float *in, const float *weight, float eps);
     // Rotates n_heads heads of head_dim values in place by cos_sin [n_pairs][2]; style as in MESHLLM_OP_ROPE.
     void (*rope)(float *x, size_t n_heads, size_t head_dim, size_t n_pairs, const float *cos_sin, uint32_t style);
-    // One query head: out[head_dim] = softmax(scale * q . K[p]) V[p] over p < n_positions; K, V: f16 [n_positions][head_dim].
-    // soft_cap > 0: s = soft_cap * tanh(s / soft_cap). Online softmax: no memory in n_positions.
-    void (*attention)(float *out, size_t head_dim, const float *q, const uint16_t *keys, const uint16_t *values, size_t n_positions,
-                      float scale, float soft_cap);
+    // n_heads query heads that share a KV head, q and out [n_heads][head_dim]: out = softmax(scale * q . K[p]) V[p] over p < n_positions;
+    // K, V: f16 [n_positions][head_dim]. soft_cap > 0: s = soft_cap * tanh(s / soft_cap). Online softmax: no memory in n_positions.
+    void (*attention)(float *out, size_t head_dim, size_t n_heads, const float *q, const uint16_t *keys, const uint16_t *values,
+                      size_t n_positions, float scale, float soft_cap);
     void (*to_f16)(uint16_t *out, size_t n, const float *in); // round to nearest even
     void (*from_f16)(float *out, size_t n, const uint16_t *in);
     void (*gate)(float *out, size_t n, const float *in, const float *up, uint32_t activation); // act(in) * up

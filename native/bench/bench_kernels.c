@@ -121,11 +121,12 @@ static void run_gelu(const struct bench *b, void *c) { struct rows *r = c; b->en
 static void run_add(const struct bench *b, void *c) { struct rows *r = c; b->engine->kernels->add(r->z, WIDTH, r->x); }
 static void run_to_f16(const struct bench *b, void *c) { struct rows *r = c; b->engine->kernels->to_f16(r->half, WIDTH, r->x); }
 static void run_from_f16(const struct bench *b, void *c) { struct rows *r = c; b->engine->kernels->from_f16(r->z, WIDTH, r->half); }
-static void run_attention(const struct bench *b, void *c) {
-    struct rows *r = c;
+static void attend(const struct bench *b, struct rows *r, size_t n_heads) {
     const uint16_t *cache = (const uint16_t *)b->memory;
-    b->engine->kernels->attention(r->z, HEAD_DIM, r->x, cache, cache + POSITIONS * HEAD_DIM, POSITIONS, 0.125f, 0);
+    b->engine->kernels->attention(r->z, HEAD_DIM, n_heads, r->x, cache, cache + POSITIONS * HEAD_DIM, POSITIONS, 0.125f, 0);
 }
+static void run_attention(const struct bench *b, void *c) { attend(b, c, 1); }
+static void run_attention_4(const struct bench *b, void *c) { attend(b, c, 4); }
 
 static void bench_rows(const struct bench *bench) {
     static struct rows rows;
@@ -140,7 +141,8 @@ static void bench_rows(const struct bench *bench) {
     line(bench, "add 2048", run_add, &rows, 2 * bytes, 0);
     line(bench, "to_f16 2048", run_to_f16, &rows, bytes, 0);
     line(bench, "from_f16 2048", run_from_f16, &rows, bytes, 0);
-    line(bench, "attention 64x4096", run_attention, &rows, 4.0 * POSITIONS * HEAD_DIM, 0);
+    line(bench, "attention 1 head 64x4096", run_attention, &rows, 4.0 * POSITIONS * HEAD_DIM, 4.0 * POSITIONS * HEAD_DIM);
+    line(bench, "attention 4 heads 64x4096", run_attention_4, &rows, 4.0 * POSITIONS * HEAD_DIM, 16.0 * POSITIONS * HEAD_DIM);
 }
 
 // --- the pool ------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ struct q8_tile { // activations of up to TILE tokens
     size_t n_blocks; // of a token
 };
 
+#ifndef DOT_BLOCKS
 // sums[i] = dots of block i, token i: blocks[i * w_step] with values[i * a_step]; one of the steps is 0, and its loads are shared.
 ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
     dots d[TILE];
@@ -40,6 +41,7 @@ ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, 
         }
     for (size_t i = 0; i < n; i++) sums[i] = nibble_sums(d[i]);
 }
+#endif
 
 ALWAYS_INLINE vf add_scaled(vf acc, uint32_t format, const uint8_t *block, vi dot, float scale, int32_t sum) {
     vf scales = vf_load_f16((const uint16_t *)block);

@@ -4,11 +4,6 @@
 #define LANES 1
 typedef float vf;
 typedef int32_t vi;
-typedef struct { int8_t values[4]; } w_group;
-typedef int32_t dots;
-struct w_pair {
-    w_group low, high;
-};
 
 ALWAYS_INLINE vf vf_load(const float *p) { return *p; }
 ALWAYS_INLINE void vf_store(float *p, vf a) { *p = a; }
@@ -34,28 +29,19 @@ ALWAYS_INLINE void vi_store(int32_t *p, vi a) { *p = a; }
 #define VF_EXP
 ALWAYS_INLINE vf vf_exp(vf a) { return expf(a); }
 
-ALWAYS_INLINE w_group byte_group(const uint8_t *bytes) {
-    w_group w;
-    memcpy(w.values, bytes, 4);
-    return w;
-}
-ALWAYS_INLINE w_group four_of(const int8_t *a) { return byte_group((const uint8_t *)a); }
-ALWAYS_INLINE struct w_pair nibble_groups(const uint8_t *bytes) {
-    struct w_pair w;
-    for (int i = 0; i < 4; i++) {
-        w.low.values[i] = bytes[i] & 15;
-        w.high.values[i] = (int8_t)(bytes[i] >> 4);
+// Instead of the body's group by group: compilers vectorize a loop over the block's 32 products, 6.9 Gop/s against 1.6.
+#define DOT_BLOCKS
+ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
+    int8_t w[MESHLLM_BLOCK];
+    for (size_t i = 0; i < n; i++) {
+        const uint8_t *bytes = groups + i * w_step;
+        if (format == MESHLLM_Q8_0) memcpy(w, bytes, MESHLLM_BLOCK);
+        else for (int k = 0; k < 16; k++) w[k] = bytes[k] & 15, w[k + 16] = (int8_t)(bytes[k] >> 4);
+        int32_t sum = 0;
+        for (int k = 0; k < MESHLLM_BLOCK; k++) sum += w[k] * values[i * a_step + (size_t)k];
+        sums[i] = sum;
     }
-    return w;
 }
-ALWAYS_INLINE dots dots_zero(void) { return 0; }
-ALWAYS_INLINE dots add_bytes(dots d, w_group w, w_group four) {
-    for (int i = 0; i < 4; i++) d += w.values[i] * four.values[i];
-    return d;
-}
-#define add_nibbles add_bytes
-ALWAYS_INLINE vi nibble_sums(dots d) { return d; }
-ALWAYS_INLINE vi byte_sums(dots d) { return d; }
 
 #include "body/bodies.h"
 KERNELS_TABLE(kernels_scalar, "scalar")

@@ -188,34 +188,44 @@ static double score_of(const float *q, const uint16_t *key, size_t head_dim, dou
     return soft_cap > 0 ? soft_cap * tanh(scale * score / soft_cap) : scale * score;
 }
 
-static void check_attention(const struct kernels *k, size_t head_dim, size_t n, float scale, float soft_cap, uint64_t *seed) {
-    struct guarded q = floats(head_dim, 4, seed), out = guarded_new(head_dim * 4);
-    struct guarded keys = guarded_new(n * head_dim * 2), values = guarded_new(n * head_dim * 2);
-    for (size_t i = 0; i < n * head_dim; i++) u16(&keys)[i] = f16_of_f32(noise_float(seed)), u16(&values)[i] = f16_of_f32(noise_float(seed));
-    k->attention(f32(&out), head_dim, f32(&q), u16(&keys), u16(&values), n, scale, soft_cap);
-    double *weights = malloc(n * sizeof *weights), largest = -INFINITY, sum = 0;
-    for (size_t p = 0; p < n; p++) {
-        weights[p] = score_of(f32(&q), u16(&keys) + p * head_dim, head_dim, (double)scale, (double)soft_cap);
+struct cache { // keys and values of a KV head
+    size_t head_dim, n;
+    struct guarded keys, values;
+    double scale, soft_cap;
+};
+
+static void check_head(const struct kernels *k, const struct cache *c, const float *q, const float *out) {
+    double *weights = malloc(c->n * sizeof *weights), largest = -INFINITY, sum = 0;
+    for (size_t p = 0; p < c->n; p++) {
+        weights[p] = score_of(q, u16(&c->keys) + p * c->head_dim, c->head_dim, c->scale, c->soft_cap);
         largest = fmax(largest, weights[p]);
     }
-    for (size_t p = 0; p < n; p++) sum += weights[p] = exp(weights[p] - largest);
-    for (size_t i = 0; i < head_dim; i++) {
+    for (size_t p = 0; p < c->n; p++) sum += weights[p] = exp(weights[p] - largest);
+    for (size_t i = 0; i < c->head_dim; i++) {
         double expected = 0;
-        for (size_t p = 0; p < n; p++) expected += weights[p] / sum * (double)f32_of_f16(u16(&values)[p * head_dim + i]);
+        for (size_t p = 0; p < c->n; p++) expected += weights[p] / sum * (double)f32_of_f16(u16(&c->values)[p * c->head_dim + i]);
         // a score errs by 1e-6 of its magnitude (4 * head_dim * scale at most), its exponential by as much
-        check_near((double)f32(&out)[i], expected, SUM_ERROR + 1e-6 * 4 * (double)head_dim * (double)scale, k->name, "attention", i);
+        check_near((double)out[i], expected, SUM_ERROR + 1e-6 * 4 * (double)c->head_dim * c->scale, k->name, "attention", i);
     }
     free(weights);
-    guarded_free(&q), guarded_free(&out), guarded_free(&keys), guarded_free(&values);
+}
+
+static void check_attention(const struct kernels *k, size_t head_dim, size_t n_heads, size_t n, float scale, float soft_cap, uint64_t *seed) {
+    struct guarded q = floats(n_heads * head_dim, 4, seed), out = guarded_new(n_heads * head_dim * 4);
+    struct cache c = {head_dim, n, guarded_new(n * head_dim * 2), guarded_new(n * head_dim * 2), (double)scale, (double)soft_cap};
+    for (size_t i = 0; i < n * head_dim; i++) u16(&c.keys)[i] = f16_of_f32(noise_float(seed)), u16(&c.values)[i] = f16_of_f32(noise_float(seed));
+    k->attention(f32(&out), head_dim, n_heads, f32(&q), u16(&c.keys), u16(&c.values), n, scale, soft_cap);
+    for (size_t h = 0; h < n_heads; h++) check_head(k, &c, f32(&q) + h * head_dim, f32(&out) + h * head_dim);
+    guarded_free(&q), guarded_free(&out), guarded_free(&c.keys), guarded_free(&c.values);
 }
 
 static void check_attention_shapes(const struct kernels *k, uint64_t *seed) {
     static const size_t dims[] = {1, 7, 8, 31, 64, 80, 128}, positions[] = {1, 2, 7, 63, 64, 65, 129, 500};
     for (size_t d = 0; d < sizeof dims / sizeof *dims; d++)
         for (size_t p = 0; p < sizeof positions / sizeof *positions; p++) {
-            check_attention(k, dims[d], positions[p], 0.125f, 0, seed);
-            check_attention(k, dims[d], positions[p], 0.125f, 2, seed);
-            check_attention(k, dims[d], positions[p], 10, 0, seed); // one position has all the weight
+            check_attention(k, dims[d], 1, positions[p], 0.125f, 0, seed);
+            check_attention(k, dims[d], 3, positions[p], 0.125f, 2, seed);
+            check_attention(k, dims[d], 1 + (d + p) % 9, positions[p], 10, 0, seed); // one position has all the weight
         }
 }
 
