@@ -6,7 +6,9 @@ not packed: it stays in the map, where one row a token is touched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from meshllm.kernels.binding import ALIGNMENT, Bytes, Float32, Kernels, NativeWe
 from meshllm.model.formats import Format
 from meshllm.model.model_file import ModelFile
 from meshllm.model.opcodes import Program, WeightKind, WeightRequest
+
+READ_AHEAD: Final = 4  # weights on their way from disk while one is packed: 834 MB in 1.2 to 3 s instead of 4.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,19 @@ def load_weights(kernels: Kernels, model_file: ModelFile, program: Program) -> W
     sizes = [_packed_size(kernels, request) for request in program.weights]
     arena = allocate_weights(sum(sizes))
     native, start = [], 0
-    for request, size in zip(program.weights, sizes, strict=True):
+    _announce(model_file, program.weights[:READ_AHEAD])
+    for i, (request, size) in enumerate(zip(program.weights, sizes, strict=True)):
+        _announce(model_file, program.weights[i + READ_AHEAD : i + READ_AHEAD + 1])
         native.append(_load(kernels, model_file, request, arena[start : start + size]))
         start += size
     tables = tuple(_name_of(request) for request in program.weights if request.kind is WeightKind.TABLE)
     return Weights(tuple(native), start, model_file, tables)
+
+
+def _announce(model_file: ModelFile, requests: Sequence[WeightRequest]) -> None:
+    for request in requests:
+        if request.kind is WeightKind.PACKED and request.rows and _name_of(request) in model_file.gguf.tensors:
+            model_file.will_need(_name_of(request), slice(request.rows.start, request.rows.stop))
 
 
 def _packed_size(kernels: Kernels, request: WeightRequest) -> int:

@@ -92,6 +92,14 @@ class ModelFile:
             raise ModelFileError(f"{self.name}: tensor {name} is missing: the file is no complete model; get it again")
         return self._view[info.offset : info.offset + info.size]
 
+    def will_need(self, name: str, rows: slice) -> None:
+        """These rows of a tensor are read soon: where the system can, it fetches their pages from disk meanwhile."""
+        if isinstance(self._map, mmap.mmap) and not self._map.closed and hasattr(mmap, "MADV_WILLNEED"):
+            info = self.gguf.tensors[name]
+            row_size = info.size // info.shape[0]
+            start = (info.offset + rows.start * row_size) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, start, info.offset + rows.stop * row_size - start)
+
     def drop_pages(self, name: str) -> None:
         """The tensor's pages need not stay in this process's memory: they were read for the last time for a while."""
         if isinstance(self._map, mmap.mmap) and not self._map.closed:
