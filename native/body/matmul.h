@@ -1,15 +1,12 @@
-// Matrix products over panels. Included by an ISA file after its primitives:
-//   LANES, the rows of a panel; vf, vi: LANES floats, LANES int32; w_group: 4 columns of a panel, int8;
-//   nibble_groups(bytes) -> struct w_pair, the groups of the low and of the high nibbles; byte_group(bytes) -> w_group;
-//   dots, dots_zero(): LANES sums of products on their way; add_nibbles, add_bytes(dots, w_group, four_of(a)): 4 products more;
-//   nibble_sums, byte_sums(dots) -> vi, exact after the 8 groups of a block.
+// Matrix products over panels. Included by an ISA file after its primitives: LANES, the rows of a panel; vf, vi: LANES floats, LANES
+// int32; and dot_blocks(sums, format, groups, w_step, values, a_step, n): sums[i] = the exact dots of block i of a panel's weights with
+// 32 activations i, i < n <= TILE; blocks w_step bytes apart, activations a_step. One of the steps is 0, and its loads are shared.
 // out[t][row] = sum over blocks of scale_w[row] * scale_a[t] * (dot[row][t] - 8 * sum_a[t])           Q4_0
 //                                 scale_a[t] * (scale_w[row] * dot[row][t] + min_w[row] * sum_a[t])  Q4_1
 //                                 scale_w[row] * scale_a[t] * dot[row][t]                            Q8_0
 // The offset leaves through the activations' block sums, so nibbles stay unsigned. No horizontal sum anywhere. A loop runs over up to
-// TILE chains, group by group, so that all of it stays in registers: one token on two panels (decode: two streams of memory), or one
-// panel on up to TILE tokens, its weights unpacked once for all of them.
-#define TILE 4
+// TILE chains, so that all of it stays in registers: one token on two panels (decode: two streams of memory), or one panel on up to
+// TILE tokens, its weights unpacked once for all of them.
 #define TOKENS 64     // of a pass over the panels: their activations stay in the second cache
 #define PREFETCH 2048 // bytes ahead
 #define STRIP 128     // columns of F16 and F32 that all tokens of a pass go through: two panels take 8 KB with eight lanes
@@ -21,35 +18,13 @@ struct q8_tile { // activations of up to TILE tokens
     size_t n_blocks; // of a token
 };
 
-#ifndef DOT_BLOCKS
-// sums[i] = dots of block i, token i: blocks[i * w_step] with values[i * a_step]; one of the steps is 0, and its loads are shared.
-ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
-    dots d[TILE];
-    for (size_t i = 0; i < n; i++) d[i] = dots_zero();
-    if (format == MESHLLM_Q8_0) {
-        for (size_t g = 0; g < 8; g++)
-            for (size_t i = 0; i < n; i++)
-                d[i] = add_bytes(d[i], byte_group(groups + i * w_step + g * 4 * LANES), four_of(values + i * a_step + 4 * g));
-        for (size_t i = 0; i < n; i++) sums[i] = byte_sums(d[i]);
-        return;
-    }
-    for (size_t g = 0; g < 4; g++)
-        for (size_t i = 0; i < n; i++) {
-            struct w_pair w = nibble_groups(groups + i * w_step + g * 4 * LANES);
-            d[i] = add_nibbles(d[i], w.low, four_of(values + i * a_step + 4 * g));
-            d[i] = add_nibbles(d[i], w.high, four_of(values + i * a_step + 4 * g + 16));
-        }
-    for (size_t i = 0; i < n; i++) sums[i] = nibble_sums(d[i]);
-}
-#endif
-
-ALWAYS_INLINE vf add_scaled(vf acc, uint32_t format, const uint8_t *block, vi dot, float scale, int32_t sum) {
+ALWAYS_INLINE vf add_scaled(vf acc, uint32_t format, const uint8_t *block, vi dot, float scale, const int32_t *sum) {
     vf scales = vf_load_f16((const uint16_t *)block);
     if (format == MESHLLM_Q4_1) {
         vf mins = vf_load_f16((const uint16_t *)block + LANES);
-        return vf_fma(vf_fma(vf_of_vi(dot), scales, vf_mul(mins, vf_set1((float)sum))), vf_set1(scale), acc);
+        return vf_fma(vf_fma(vf_of_vi(dot), scales, vf_mul(mins, vf_set1((float)*sum))), vf_set1(scale), acc);
     }
-    if (format == MESHLLM_Q4_0) dot = vi_sub(dot, vi_set1(8 * sum));
+    if (format == MESHLLM_Q4_0) dot = vi_sub(dot, vi_set1_times8(sum));
     return vf_fma(vf_of_vi(dot), vf_mul(scales, vf_set1(scale)), acc);
 }
 
@@ -63,7 +38,7 @@ ALWAYS_INLINE void add_blocks(vf *acc, uint32_t format, const uint8_t *block, si
             __builtin_prefetch(block + i * w_step + PREFETCH + line, 0, 3);
     dot_blocks(sums, format, block + head, w_step, a->values + b * MESHLLM_BLOCK, a_step * MESHLLM_BLOCK, n);
     for (size_t i = 0; i < n; i++)
-        acc[i] = add_scaled(acc[i], format, block + i * w_step, sums[i], a->scales[b + i * a_step], a->sums[b + i * a_step]);
+        acc[i] = add_scaled(acc[i], format, block + i * w_step, sums[i], a->scales[b + i * a_step], a->sums + b + i * a_step);
 }
 
 static void store_rows(float *out, size_t row, size_t n_rows, vf value) {
@@ -84,6 +59,7 @@ ALWAYS_INLINE void multiply_tile(float *out, size_t out_stride, const struct mat
     vf acc[TILE];
     for (size_t t = 0; t < n; t++) acc[t] = vf_set1(0);
     for (size_t b = 0; b < a->n_blocks; b++, block += block_size) add_blocks(acc, format, block, 0, a, b, a->n_blocks, n);
+#pragma GCC unroll 4 // what stays a loop keeps acc in memory
     for (size_t t = 0; t < n; t++) store_rows(out + t * out_stride, panel * LANES, w->n_rows, acc[t]);
 }
 
@@ -93,6 +69,7 @@ ALWAYS_INLINE void multiply_pair(float *out, const struct matrix *w, size_t pane
     const uint8_t *block = w->data + panel * a->n_blocks * block_size;
     vf acc[2] = {vf_set1(0), vf_set1(0)};
     for (size_t b = 0; b < a->n_blocks; b++, block += block_size) add_blocks(acc, format, block, a->n_blocks * block_size, a, b, 0, 2);
+#pragma GCC unroll 2
     for (size_t i = 0; i < 2; i++) store_rows(out, (panel + i) * LANES, w->n_rows, acc[i]);
 }
 

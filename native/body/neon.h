@@ -6,11 +6,6 @@
 #define LANES 4
 typedef float32x4_t vf;
 typedef int32x4_t vi;
-typedef int8x16_t w_group; // four columns of each of the four rows
-typedef int32x4_t dots;
-struct w_pair {
-    w_group low, high;
-};
 
 ALWAYS_INLINE vf vf_load(const float *p) { return vld1q_f32(p); }
 ALWAYS_INLINE void vf_store(float *p, vf a) { vst1q_f32(p, a); }
@@ -36,23 +31,15 @@ ALWAYS_INLINE vf vf_of_vi(vi a) { return vcvtq_f32_s32(a); }
 ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 ALWAYS_INLINE void vf_store_f16(uint16_t *p, vf a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 ALWAYS_INLINE vi vi_set1(int32_t a) { return vdupq_n_s32(a); }
+ALWAYS_INLINE vi vi_set1_times8(const int32_t *p) { return vshlq_n_s32(vld1q_dup_s32(p), 3); }
 ALWAYS_INLINE vi vi_add(vi a, vi b) { return vaddq_s32(a, b); }
 ALWAYS_INLINE vi vi_sub(vi a, vi b) { return vsubq_s32(a, b); }
 ALWAYS_INLINE vi vi_load(const uint8_t *p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
 ALWAYS_INLINE void vi_store(int32_t *p, vi a) { vst1q_s32(p, a); }
 
-ALWAYS_INLINE int8x16_t four_of(const int8_t *a) { // four activations, in every lane
-    int32_t four;
-    memcpy(&four, a, 4);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+// Group g of a block: four columns of each of the panel's four rows; of nibbles, the low ones of 16 bytes or the high ones.
+ALWAYS_INLINE int8x16_t group_of(const uint8_t *groups, uint32_t format, size_t g) {
+    if (format == MESHLLM_Q8_0) return vreinterpretq_s8_u8(vld1q_u8(groups + 16 * g));
+    uint8x16_t both = vld1q_u8(groups + 16 * (g % 4));
+    return vreinterpretq_s8_u8(g < 4 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4));
 }
-
-ALWAYS_INLINE struct w_pair nibble_groups(const uint8_t *bytes) {
-    uint8x16_t both = vld1q_u8(bytes);
-    return (struct w_pair){vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), vreinterpretq_s8_u8(vshrq_n_u8(both, 4))};
-}
-ALWAYS_INLINE w_group byte_group(const uint8_t *bytes) { return vreinterpretq_s8_u8(vld1q_u8(bytes)); }
-ALWAYS_INLINE dots dots_zero(void) { return vdupq_n_s32(0); }
-ALWAYS_INLINE vi nibble_sums(dots d) { return d; }
-ALWAYS_INLINE vi byte_sums(dots d) { return d; }
-#define add_nibbles add_bytes

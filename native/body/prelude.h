@@ -9,6 +9,7 @@
 #include "kernels.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define TILE 4 // chains of sums that a product keeps in registers
 
 ALWAYS_INLINE size_t format_block_size_of(uint32_t format) { // of a constant: folds away
     return format == MESHLLM_Q4_0 ? 18 : format == MESHLLM_Q4_1 ? 20 : 34;

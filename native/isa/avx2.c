@@ -7,11 +7,6 @@
 #define LANES 8
 typedef __m256 vf;
 typedef __m256i vi;
-typedef __m256i w_group; // four columns of each of the eight rows
-typedef __m256i dots;
-struct w_pair {
-    w_group low, high;
-};
 
 ALWAYS_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
 ALWAYS_INLINE void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
@@ -45,6 +40,7 @@ ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) {
 }
 ALWAYS_INLINE void vf_store_f16(uint16_t *p, vf a) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
 ALWAYS_INLINE vi vi_set1(int32_t a) { return _mm256_set1_epi32(a); }
+ALWAYS_INLINE vi vi_set1_times8(const int32_t *p) { return _mm256_slli_epi32(_mm256_set1_epi32(*p), 3); }
 ALWAYS_INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 ALWAYS_INLINE vi vi_sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 ALWAYS_INLINE vi vi_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
@@ -56,29 +52,36 @@ ALWAYS_INLINE vi four_of(const int8_t *a) { // four activations, in every lane
     return _mm256_set1_epi32(four);
 }
 
-ALWAYS_INLINE struct w_pair nibble_groups(const uint8_t *bytes) {
-    const __m256i low = _mm256_set1_epi8(15), both = vi_load(bytes);
-    return (struct w_pair){_mm256_and_si256(both, low), _mm256_and_si256(_mm256_srli_epi16(both, 4), low)};
-}
-ALWAYS_INLINE w_group byte_group(const uint8_t *bytes) { return vi_load(bytes); }
-ALWAYS_INLINE dots dots_zero(void) { return _mm256_setzero_si256(); }
-
 // Without it gcc makes all the products of a block before it adds them, and keeps them on the stack: 48 instead of 54 Gop/s.
-ALWAYS_INLINE dots in_turn(dots d) {
-    __asm__("" : "+x"(d));
-    return d;
+ALWAYS_INLINE vi in_turn(vi a) {
+    __asm__("" : "+x"(a));
+    return a;
 }
 
 // All 32 products of a row fit 16 bits, eight pairs in a lane: 8 * 2 * 15 * 127 = 30480. One widening for a block.
-ALWAYS_INLINE dots add_nibbles(dots d, w_group w, vi four) { return in_turn(_mm256_add_epi16(d, _mm256_maddubs_epi16(w, four))); }
-ALWAYS_INLINE vi nibble_sums(dots d) { return _mm256_madd_epi16(d, _mm256_set1_epi16(1)); }
+ALWAYS_INLINE vi add_nibbles(vi sum, vi nibbles, vi four) { return in_turn(_mm256_add_epi16(sum, _mm256_maddubs_epi16(nibbles, four))); }
 
 // maddubs wants one side unsigned: |w| * sign(w) a. |-128| is 128 as unsigned, and 2 * 128 * 127 = 32512 fits 16 bits.
-ALWAYS_INLINE dots add_bytes(dots d, w_group w, vi four) {
+ALWAYS_INLINE vi add_bytes(vi sum, vi w, vi four) {
     __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four, w));
-    return in_turn(_mm256_add_epi32(d, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
+    return in_turn(_mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
 }
-ALWAYS_INLINE vi byte_sums(dots d) { return d; }
+
+ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
+    const __m256i low = _mm256_set1_epi8(15);
+    for (size_t i = 0; i < n; i++) sums[i] = _mm256_setzero_si256();
+    for (size_t g = 0; g < (format == MESHLLM_Q8_0 ? 8 : 4); g++)
+        for (size_t i = 0; i < n; i++) { // group by group, so that weights unpacked for all tokens need no registers of their own
+            const int8_t *a = values + i * a_step + 4 * g;
+            __m256i w = vi_load(groups + i * w_step + 32 * g);
+            if (format == MESHLLM_Q8_0) sums[i] = add_bytes(sums[i], w, four_of(a));
+            else {
+                sums[i] = add_nibbles(sums[i], _mm256_and_si256(w, low), four_of(a));
+                sums[i] = add_nibbles(sums[i], _mm256_and_si256(_mm256_srli_epi16(w, 4), low), four_of(a + 16));
+            }
+        }
+    for (size_t i = 0; i < n && format != MESHLLM_Q8_0; i++) sums[i] = _mm256_madd_epi16(sums[i], _mm256_set1_epi16(1));
+}
 
 #include "body/bodies.h"
 KERNELS_TABLE(kernels_avx2, "avx2")

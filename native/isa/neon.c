@@ -1,10 +1,32 @@
-// Advanced SIMD of ARMv8.0 (Raspberry Pi 3 and 4): products in 16 bits, two of which fit (2 * 128 * 127 = 32512), then widened.
+// Advanced SIMD of ARMv8.0 (Raspberry Pi 3 and 4): products in 16 bits, as many as fit, then widened.
 #if defined(__aarch64__)
 #include "body/neon.h"
 
-ALWAYS_INLINE dots add_bytes(dots d, w_group w, int8x16_t four) {
-    int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(four)), high = vmull_high_s8(w, four);
-    return vpadalq_s16(d, vpaddq_s16(low, high));
+struct products { // of the four rows: two rows in a half
+    int16x8_t low, high;
+};
+
+ALWAYS_INLINE struct products add_products(struct products p, int8x16_t w, const int8_t *a) {
+    int32_t four;
+    memcpy(&four, a, 4);
+    int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    return (struct products){vmlal_s8(p.low, vget_low_s8(w), vget_low_s8(all)), vmlal_high_s8(p.high, w, all)};
+}
+
+// Nibbles: the products of all eight groups fit 16 bits, 8 * 15 * 127 = 15240. Bytes: those of two groups, 2 * 128 * 127 = 32512.
+ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
+    const struct products none = {vdupq_n_s16(0), vdupq_n_s16(0)};
+    size_t at_once = format == MESHLLM_Q8_0 ? 2 : 8;
+    vi low[TILE], high[TILE];
+    for (size_t i = 0; i < n; i++) low[i] = high[i] = vdupq_n_s32(0);
+    for (size_t start = 0; start < 8; start += at_once) {
+        struct products p[TILE];
+        for (size_t i = 0; i < n; i++) p[i] = none;
+        for (size_t g = start; g < start + at_once; g++)
+            for (size_t i = 0; i < n; i++) p[i] = add_products(p[i], group_of(groups + i * w_step, format, g), values + i * a_step + 4 * g);
+        for (size_t i = 0; i < n; i++) low[i] = vpadalq_s16(low[i], p[i].low), high[i] = vpadalq_s16(high[i], p[i].high);
+    }
+    for (size_t i = 0; i < n; i++) sums[i] = vpaddq_s32(low[i], high[i]);
 }
 
 #include "body/bodies.h"

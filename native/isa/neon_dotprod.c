@@ -2,7 +2,31 @@
 #if defined(__aarch64__)
 #include "body/neon.h"
 
-ALWAYS_INLINE dots add_bytes(dots d, w_group w, int8x16_t four) { return vdotq_s32(d, w, four); }
+ALWAYS_INLINE vi add_dots(vi sum, int8x16_t w, int8x16_t a, size_t lane) { // the instruction wants its lane as a constant
+    switch (lane) {
+    case 0: return vdotq_laneq_s32(sum, w, a, 0);
+    case 1: return vdotq_laneq_s32(sum, w, a, 1);
+    case 2: return vdotq_laneq_s32(sum, w, a, 2);
+    default: return vdotq_laneq_s32(sum, w, a, 3);
+    }
+}
+
+// The 32 activations of a token stay in two registers and are taken by lane: no broadcast. Two sums a chain, since one token on two
+// panels has but two chains and SDOT a latency of two to four cycles.
+ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
+    vi first[TILE], second[TILE];
+    int8x16_t a[TILE][2];
+    for (size_t i = 0; i < n; i++) {
+        first[i] = second[i] = vdupq_n_s32(0);
+        for (size_t half = 0; half < 2; half++) a[i][half] = vld1q_s8(values + i * a_step + 16 * half);
+    }
+    for (size_t g = 0; g < 4; g++)
+        for (size_t i = 0; i < n; i++) {
+            first[i] = add_dots(first[i], group_of(groups + i * w_step, format, g), a[i][0], g);
+            second[i] = add_dots(second[i], group_of(groups + i * w_step, format, g + 4), a[i][1], g);
+        }
+    for (size_t i = 0; i < n; i++) sums[i] = vaddq_s32(first[i], second[i]);
+}
 
 #include "body/bodies.h"
 KERNELS_TABLE(kernels_neon_dotprod, "neon-dotprod")

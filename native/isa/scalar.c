@@ -18,6 +18,7 @@ ALWAYS_INLINE vf vf_of_vi(vi a) { return (float)a; }
 ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) { return f32_of_f16(*p); }
 ALWAYS_INLINE void vf_store_f16(uint16_t *p, vf a) { *p = f16_of_f32(a); }
 ALWAYS_INLINE vi vi_set1(int32_t a) { return a; }
+ALWAYS_INLINE vi vi_set1_times8(const int32_t *p) { return 8 * *p; }
 ALWAYS_INLINE vi vi_add(vi a, vi b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
 ALWAYS_INLINE vi vi_sub(vi a, vi b) { return a - b; }
 ALWAYS_INLINE vi vi_load(const uint8_t *p) {
@@ -29,8 +30,7 @@ ALWAYS_INLINE void vi_store(int32_t *p, vi a) { *p = a; }
 #define VF_EXP
 ALWAYS_INLINE vf vf_exp(vf a) { return expf(a); }
 
-// Instead of the body's group by group: compilers vectorize a loop over the block's 32 products, 6.9 Gop/s against 1.6.
-#define DOT_BLOCKS
+// One loop over the block's 32 products, which compilers vectorize: 6.9 Gop/s, group by group 1.6.
 ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
     int8_t w[MESHLLM_BLOCK];
     for (size_t i = 0; i < n; i++) {
