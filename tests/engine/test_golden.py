@@ -144,16 +144,19 @@ def test_distributions_are_as_near_to_float32_as_llama_cpp(
     h = model.hyperparameters
     formats = {name: tensor.format for name, tensor in model.gguf.tensors.items()}
     program = compile_program(h, whole_slice(h), 1, formats)
-    exact = NumpyInterpreter(program, lambda name: read_tensor(model, name), n_slots=1, context=128)
+    cases = cases_of(golden, "f32_reference", quant)
+    exact = NumpyInterpreter(program, lambda name: read_tensor(model, name), n_slots=len(cases), context=128)
+    rows = [(t, i, slot) for slot, case in enumerate(cases) for i, t in enumerate(case["prompt_ids"])]
+    last = np.cumsum([len(case["prompt_ids"]) for case in cases]) - 1
+    tokens, positions, slots = zip(*rows, strict=True)
+    references = run_ranks([exact], Rows(tokens, positions, slots, last.tolist()))
     ranks = Ranks.load(kernels, model, [whole_slice(h)])
     divergences = []
-    for case in cases_of(golden, "f32_reference", quant):
-        ids = case["prompt_ids"]
-        n = len(ids)
-        right = log_softmax(run_ranks([exact], Rows(ids, range(n), [0] * n, [n - 1]))[0])
+    for case, reference in zip(cases, references, strict=True):
+        right = log_softmax(reference)
         for token, logprob in case["ref_top"]:
             assert right[token] == pytest.approx(logprob, abs=2e-3)
-        ranks.step(ids, 0, [n - 1])
+        ranks.step(case["prompt_ids"], 0, [len(case["prompt_ids"]) - 1])
         found = log_softmax(ranks.logits(0))
         divergences.append(float(np.sum(np.exp(right) * (right - found))))
     assert len(divergences) == 12
