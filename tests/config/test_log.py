@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from meshllm.log import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """What was set up writes to a stream that ends with the test; the tests after it must not."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
