@@ -47,35 +47,35 @@ ALWAYS_INLINE void add_values(float *out, const uint16_t *values, size_t head_di
             for (size_t h = 0; h < n; h++) out[h * head_dim + i] += weights[h * POSITIONS + p] * f32_of_f16(values[p * head_dim + i]);
 }
 
-static float exp_block(float *scores, size_t n, float largest) { // scores become exp(score - largest); returns their sum
-    for (size_t p = n; p % LANES; p++) scores[p] = -INFINITY;
-    float sum = 0;
-    for (size_t p = 0; p < n; p += LANES) {
-        vf weights = vf_exp(vf_sub(vf_load(scores + p), vf_set1(largest)));
-        vf_store(scores + p, weights);
-        sum += vf_reduce_add(weights);
-    }
-    return sum;
-}
-
 struct softmax { // of one head, so far
     float largest, sum;
 };
 
-// Raw scores of n positions become weights; what was summed before is rescaled to the largest score of all.
+// Raw scores of n positions become weights exp(score - largest); what was summed before is rescaled to the largest score of all.
 static void weigh(struct softmax *s, float *scores, size_t n, float *out, size_t head_dim, float factor, float soft_cap) {
     float before = s->largest;
-    for (size_t p = 0; p < n; p++) {
-        scores[p] *= factor;
-        if (soft_cap > 0) scores[p] = soft_cap * tanhf(scores[p] / soft_cap);
-        s->largest = scores[p] > s->largest ? scores[p] : s->largest;
+    for (size_t p = 0; p < n && soft_cap > 0; p++) scores[p] = soft_cap * tanhf(factor * scores[p] / soft_cap);
+    if (soft_cap > 0) factor = 1;
+    for (size_t p = n; p % LANES; p++) scores[p] = scores[0];
+    vf most = vf_set1(before), sum = vf_set1(0);
+    for (size_t p = 0; p < n; p += LANES) {
+        vf scaled = vf_mul(vf_load(scores + p), vf_set1(factor));
+        vf_store(scores + p, scaled);
+        most = vf_max(most, scaled);
     }
+    s->largest = vf_reduce_max(most);
     if (before < s->largest && before > -INFINITY) {
         float shrink = expf(before - s->largest);
         s->sum *= shrink;
         for (size_t i = 0; i < head_dim; i++) out[i] *= shrink;
     }
-    s->sum += exp_block(scores, n, s->largest);
+    for (size_t p = n; p % LANES; p++) scores[p] = -INFINITY;
+    for (size_t p = 0; p < n; p += LANES) {
+        vf weights = vf_exp(vf_sub(vf_load(scores + p), vf_set1(s->largest)));
+        vf_store(scores + p, weights);
+        sum = vf_add(sum, weights);
+    }
+    s->sum += vf_reduce_add(sum);
 }
 
 ALWAYS_INLINE void attend(float *out, size_t head_dim, const float *q, const uint16_t *keys, const uint16_t *values, size_t n_positions,

@@ -32,6 +32,11 @@ ALWAYS_INLINE float vf_reduce_add(vf a) {
     b = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
+ALWAYS_INLINE float vf_reduce_max(vf a) {
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
 ALWAYS_INLINE vf vf_of_vi(vi a) { return _mm256_cvtepi32_ps(a); }
 ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) {
     __m128i halves = _mm_loadu_si128((const __m128i *)p);
