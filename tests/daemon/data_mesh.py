@@ -72,7 +72,7 @@ def make_layout(
     parts: Sequence[Slice],
     nodes: Sequence[NodeId],
     *,
-    exchange: ExchangePrecision = "q8_0",
+    exchange: ExchangePrecision = "f16",
     context: int = 256,
     slots: int = 4,
 ) -> Layout:
