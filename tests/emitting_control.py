@@ -43,13 +43,10 @@ class EmittingControl:
     def status(self) -> Status:
         return STATUS
 
-    def model(self) -> ServedModel:
+    def model(self, name: str | None = None) -> ServedModel:
         if self.served is None:
             raise NoModelError("no model")
         return self.served
-
-    def model_named(self, name: str | None) -> ServedModel:
-        return self.model()
 
     def reload(self) -> None: ...
 

@@ -1,8 +1,7 @@
-"""The control loop: owns the Node, its links, its timer and the handle of the data loop; carries out the Node's
-actions.
+"""The control loop: owns the Node, its links, its timer and the data loop's handle; does what the Node wants.
 
-Everything here runs in one trio loop. After whatever happens the Node is told, its actions are carried out by the one
-`match` below, and its timer is set. The API uses the public part: `status`, `model`, `open_request`, `reload`.
+All in one trio loop: after whatever happens the Node is told, its actions are carried out by the one `match` below, its
+timer is set. The API uses the public part: `status`, `model`, `open_request`, `reload`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from meshllm.daemon.data_loop import DataLoop
 from meshllm.daemon.device import UNKNOWN_BYTES, free_bytes
 from meshllm.daemon.member_links import MemberLinks
 from meshllm.daemon.model_store import ModelStore
+from meshllm.daemon.observed_speed import ObservedSpeed
 from meshllm.daemon.readers import Delivery, Readers
 from meshllm.daemon.reports import Reports
 from meshllm.daemon.served_model import ModelFollower, ServedModel
@@ -73,14 +73,13 @@ class ControlLoop:
         log: Logger,
     ) -> None:
         """sockets: listening, of config.port. peers: static addresses. data: not started yet."""
-        now = trio.current_time()
+        self._started_s = now = trio.current_time()
         self._config = config
-        self._device = device
+        self._speed = ObservedSpeed(device)
         self._identity = identity
         self._data = data
         self._sockets = list(sockets)
         self._log = log
-        self._started_s = now
         self._node = Node(config, device, None, now)
         self._links: dict[act.LinkId, ControlLink] = {}
         self._link_ids = itertools.count(1)
@@ -105,7 +104,7 @@ class ControlLoop:
         hosts = announced_addresses(self._discovery.chosen)
         own = OwnFacts(
             config=self._config,
-            device=self._device,
+            device=self._speed.device,
             tag=self._identity.tag,
             addresses=tuple(show_address((host, self._config.port)) for host in hosts),
             unknown_bytes=UNKNOWN_BYTES,
@@ -117,13 +116,9 @@ class ControlLoop:
         model = served.status() if served else None
         return build_status(view, own, model, state, self._readers.counts(self._costs.steps), self._costs.per_token())
 
-    def model_named(self, name: str | None) -> ServedModel:
-        """The model served, if `name` is None, its name or its hash. Raises NoModelError or ModelFileError."""
+    def model(self, name: str | None = None) -> ServedModel:
+        """The model served, if `name` is its name, its hash or None. Raises what ModelFollower.model does."""
         return self._models.model(name)
-
-    def model(self) -> ServedModel:
-        """The model served here. Raises NoModelError, ModelFileError, or UnavailableError while it is being opened."""
-        return self._models.model()
 
     @asynccontextmanager
     async def open_request(self, submit: Submit) -> AsyncIterator[trio.MemoryReceiveChannel[Delivery]]:
@@ -258,7 +253,10 @@ class ControlLoop:
     def _model_changed(self) -> None:
         served = self._models.served
         self._reports.of_model(served, self._models.error, named=self._models.named)
-        self._node.set_model(served.facts() if served is not None else None, self._device, trio.current_time())
+        self._describe_self()
+
+    def _describe_self(self) -> None:
+        self._node.set_model(self._models.facts(), self._speed.device, trio.current_time())
         self._carry_out()
 
     async def _take_events(self) -> None:
@@ -284,6 +282,8 @@ class ControlLoop:
                 self._node.request_failed(request, code, reason, now)
             case bridge.StepCosts():
                 self._costs.add(event, now)
+                if self._speed.has_changed(event, now):
+                    self._describe_self()
             case bridge.DataLoopEnded(error):
                 raise KernelError(f"the data loop died: {error}; restart the daemon and report this")
             case never:

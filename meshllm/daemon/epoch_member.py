@@ -169,7 +169,7 @@ class EpochMember:
                 driver=self.epoch.driver, ranks=ranks, own=self._own, schedule=engine.schedule, limits=limits
             ),
             patience=Patience(layout.prediction.decode_tok_s, layout.prediction.prefill_tok_s),
-            costs=CostCounter(self.epoch, time.monotonic()),
+            costs=CostCounter(self.epoch, engine.slice_bytes, time.monotonic()),
             may_sleep=lambda: not self._others_step(),
         )
         if command.is_driver:

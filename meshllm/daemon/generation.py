@@ -101,7 +101,7 @@ class Generator:
 
     def model(self, name: str | None = None) -> ServedModel:
         """The model served, if `name` is None, its name or its hash. Raises NoModelError or ModelFileError."""
-        return self._control.model_named(name)
+        return self._control.model(name)
 
     def tokenizer(self) -> Tokenizer:
         """Of the model served."""

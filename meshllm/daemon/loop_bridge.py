@@ -165,6 +165,8 @@ class StepCosts:
     bytes_received: int
     exchange_us: float
     compute_us: float
+    read_bytes: int  # of weights, by the steps of one row
+    read_us: float  # that these steps computed
 
 
 @dataclass(frozen=True, slots=True)

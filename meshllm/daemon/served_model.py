@@ -78,6 +78,10 @@ class ModelFollower:
             f'no model "{name}" is served here, but "{self.served.name}"; "meshllm models" lists what is stored'
         )
 
+    def facts(self) -> ModelFacts | None:
+        """Of the model served, for the mesh."""
+        return None if self.served is None else self.served.facts()
+
     def state(self) -> tuple[DaemonState, str | None]:
         """What the daemon's state is without a model."""
         if self.error is None:

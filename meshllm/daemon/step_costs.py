@@ -13,8 +13,10 @@ REPORT_S: Final = 1.0  # between two reports within a burst of steps
 class CostCounter:
     """Counts the steps of an epoch since the last report. Steps with prompt tokens count as steps and nothing more."""
 
-    def __init__(self, epoch: Epoch, now: float) -> None:
+    def __init__(self, epoch: Epoch, slice_bytes: int, now: float) -> None:
+        """slice_bytes: of weights that a step reads."""
         self._epoch = epoch
+        self._slice_bytes = slice_bytes
         self._reported = now
         self._clear()
 
@@ -29,6 +31,9 @@ class CostCounter:
         self._bytes_received += received
         self._exchange_s += exchange_s
         self._compute_s += total_s - exchange_s
+        if len(step.entries) == 1:
+            self._read_bytes += self._slice_bytes
+            self._read_s += total_s - exchange_s
 
     def report(self, now: float, *, burst_ended: bool) -> StepCosts | None:
         """What is to be handed up now, if anything."""
@@ -43,6 +48,8 @@ class CostCounter:
             bytes_received=self._bytes_received,
             exchange_us=self._exchange_s * 1e6,
             compute_us=self._compute_s * 1e6,
+            read_bytes=self._read_bytes,
+            read_us=self._read_s * 1e6,
         )
         self._reported = now
         self._clear()
@@ -50,5 +57,5 @@ class CostCounter:
 
     def _clear(self) -> None:
         self._n_steps = self._decode_steps = self._decode_tokens = 0
-        self._bytes_sent = self._bytes_received = 0
-        self._exchange_s = self._compute_s = 0.0
+        self._bytes_sent = self._bytes_received = self._read_bytes = 0
+        self._exchange_s = self._compute_s = self._read_s = 0.0
