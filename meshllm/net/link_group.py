@@ -1,12 +1,14 @@
 """The data links of one epoch: send to some, take what comes from all, wait for any. Decides nothing.
 
-Waiting is where the time between devices goes. It has three stages, by how long one has waited: look again at once (a
-frame that is on its way arrives in some 10 µs), then sleep in the system for a moment (some 20 µs to wake up), then
-park in trio (70 µs and more, but other tasks run). One task waits for a group; `wake` ends the wait from outside.
+Waiting is where the time between devices goes. It has four stages, by how long one has waited: look again at once (a
+frame that is on its way arrives in some 10 µs); look again, but offer the core to whoever wants it, for as long as
+ranks are usually apart; then sleep in the system for a moment (20 µs to wake up, 200 on a virtual machine); then park
+in trio (70 µs more, but other tasks run). One task waits for a group; `wake` ends the wait from outside.
 """
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import time
@@ -21,6 +23,7 @@ from meshllm.layout.layout import NodeId
 from meshllm.net.data_link import DataLink
 
 SPIN_S: Final = 50e-6
+YIELD_S: Final = 1e-3
 SLEEP_S: Final = 2e-3
 
 
@@ -109,6 +112,9 @@ class LinkGroup:
         """
         waited = time.perf_counter() - since
         if waited < SPIN_S:
+            return
+        if waited < YIELD_S and may_sleep:
+            os.sched_yield()
             return
         self._watch_writes(True)
         try:
