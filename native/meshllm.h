@@ -131,6 +131,9 @@ const void *meshllm_program_partial(struct meshllm_program *program, size_t *siz
 // Adds the encoded partials, this rank's own among them, in the order given; each of partial_size bytes.
 int meshllm_program_supply(struct meshllm_program *program, uint32_t n_partials, const void *const *partials);
 size_t meshllm_program_partial_size(const struct meshllm_program *program); // of the running batch
+// While it waits at an EXCHANGE: reads a little of the weights that come next into the caches, which takes some microseconds;
+// returns how many bytes, 0 when caches should take no more.
+size_t meshllm_program_read_ahead(struct meshllm_program *program);
 // f32 [rows][width] of a buffer of the running batch; NULL if there is none such.
 float *meshllm_program_buffer(struct meshllm_program *program, uint32_t buffer);
 void meshllm_program_stop(struct meshllm_program *program); // from any thread: run returns within one op; cleared by begin

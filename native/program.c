@@ -185,6 +185,8 @@ int meshllm_program_run(struct meshllm_program *p) {
         if (op->opcode == MESHLLM_OP_EXCHANGE) {
             if (op->in != MESHLLM_NONE) partial_encode(p, op->out, p->buffers[op->in].f32, p->buffers[op->in].width);
             p->state = PROGRAM_AT_EXCHANGE;
+            p->ahead_op = p->next_op + 1;
+            p->ahead_at = p->ahead_total = 0;
             return MESHLLM_EXCHANGE;
         }
         p->next_op += program_run_op(p, op);

@@ -78,6 +78,10 @@ class RankEngine:
         """The partials of the exchange that `run` stopped at, in rank order."""
         self._held().supply(partials)
 
+    def read_ahead(self) -> bool:
+        """While partials are on their way: a little work for what comes next; False when there is none."""
+        return self._held().read_ahead()
+
     def candidates(self) -> list[Candidates]:
         """Of a finished step: for each entry with sampling, what this slice offers; [] if it has no vocabulary."""
         executor, step = self._held(), self._step

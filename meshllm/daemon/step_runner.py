@@ -90,8 +90,11 @@ class StepRunner:
         done: Callable[[], bool],
         limit_s: float = math.inf,
         late: Callable[[], Sequence[NodeId]] | None = None,
+        meanwhile: Callable[[], bool] = lambda: False,
     ) -> None:
         """Sends and receives until done() and all is sent; after limit_s it returns, or blames the first of late().
+
+        meanwhile: does a little work each time that nothing has come; False when it has none.
 
         Raises HungMemberError, LinkFaultError, MemberFaultError or MemberLeftError.
         """
@@ -108,7 +111,8 @@ class StepRunner:
                     return
                 (hung, *_) = late() or links.unsent_nodes
                 raise HungMemberError(hung, f"did not do its part of a step within {limit_s:.1f} s")
-            await links.wait(since, deadline, may_sleep=self._may_sleep())
+            if not meanwhile():
+                await links.wait(since, deadline, may_sleep=self._may_sleep())
 
     def end(self, step: Step, waited_s: float = 0.0) -> None:
         """A step is over. waited_s: for other members, beside exchanges."""
@@ -128,7 +132,9 @@ class StepRunner:
         own = stop.partial if len(stop.partial) else None
         if own is not None:
             self.send(self.other_ranks, Partial(step, index, bytes(own)))
-        await self.until(lambda: sequencer.has_all(index), limit_s, lambda: sequencer.missing(index))
+        await self.until(
+            lambda: sequencer.has_all(index), limit_s, lambda: sequencer.missing(index), self.engine.read_ahead
+        )
         self.engine.supply(sequencer.take_partials(index, own))
 
     def _take(self, node: NodeId, body: bytes) -> None:

@@ -160,6 +160,10 @@ class Executor:
         self._program().supply(partials)
         self._exchange += 1
 
+    def read_ahead(self) -> bool:
+        """While partials are on their way: some microseconds of reading what comes next. False when that is enough."""
+        return self._program().read_ahead() > 0
+
     def candidates(
         self, row: int, sampling: SamplingParameters, history: Sequence[int] = (), n_prompt: int = 0
     ) -> Candidates:

@@ -2,8 +2,7 @@
 a status into an error; above it there are numpy arrays and exceptions only.
 
 A `Kernels` (an instruction set and its threads) runs one thing at a time: one caller at once may be inside `run`,
-`matmul` or `measure_bandwidth` of all programs that share it. Packing uses none of its threads and may go on beside
-them.
+`matmul` or `measure_bandwidth` of all programs that share it. Packing, on none of its threads, may go on beside them.
 """
 
 from __future__ import annotations
@@ -193,9 +192,9 @@ class NativeProgram:
         self._kernels = kernels
         self._max_tokens = max_tokens
         self._widths = [width for _, width in buffers]
-        if len(ops) % ffi.sizeof("struct meshllm_op"):
+        n_ops, rest = divmod(len(ops), ffi.sizeof("struct meshllm_op"))
+        if rest:
             raise KernelError(f"{len(ops)} bytes are no whole number of ops")
-        n_ops = len(ops) // ffi.sizeof("struct meshllm_op")
         out, fault = ffi.new("struct meshllm_program **"), ffi.new("struct meshllm_fault *")
         status = lib.meshllm_program_new(
             out, kernels._engine, n_ops, ffi.from_buffer("struct meshllm_op[]", ops),
@@ -213,9 +212,7 @@ class NativeProgram:
         self._partial = self._nothing = self._wire[:0]
 
     def begin(self, tokens: BufferLike, positions: BufferLike, slots: BufferLike, outputs: BufferLike) -> None:
-        """Starts a batch; int32 each. outputs: rows wanted, growing. Raises KernelError for what the program cannot
-        hold.
-        """
+        """Starts a batch; int32 each. outputs: rows wanted, growing. Raises KernelError for one that does not fit."""
         rows = [ffi.from_buffer("int32_t[]", part) for part in (tokens, positions, slots, outputs)]
         if not len(rows[0]) == len(rows[1]) == len(rows[2]):
             raise KernelError("tokens, positions and slots of different length")
@@ -241,6 +238,10 @@ class NativeProgram:
         """Bytes of each partial of this exchange."""
         return int(lib.meshllm_program_partial_size(self._program))
 
+    def read_ahead(self) -> int:
+        """At an EXCHANGE: brings a little of the weights that come next into the caches; bytes, 0 for no more."""
+        return int(lib.meshllm_program_read_ahead(self._program))
+
     def supply(self, partials: Sequence[BufferLike]) -> None:
         """Adds the partials, each of partial_size bytes, in the order given."""
         held = [ffi.from_buffer(partial) for partial in partials]
@@ -248,10 +249,9 @@ class NativeProgram:
         for i, part in enumerate(held):
             if len(part) != size:
                 raise KernelError(f"partial {i} has {len(part)} bytes, expected {size}")
-        if len(self._pointers) < len(held):
+        if len(self._pointers) != len(held):
             self._pointers = ffi.new("void *[]", len(held))
-        for i, part in enumerate(held):
-            self._pointers[i] = part
+        self._pointers[0 : len(held)] = held
         _check(lib.meshllm_program_supply(self._program, len(held), self._pointers), "supplying partials unasked")
 
     def buffer(self, index: int) -> Float32:

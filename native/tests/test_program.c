@@ -149,7 +149,7 @@ static void test_states_allow_what_they_should(struct rig *r) {
     const int32_t tokens[] = {1, 2, ROWS, -1}, positions[] = {0, 1, 2, 8}, slots[] = {0, 0, 2, -1}, outputs[] = {1, 0, 2};
     size_t size;
     CHECK(meshllm_program_run(p) == MESHLLM_BAD_ARGUMENT);
-    CHECK(meshllm_program_supply(p, 0, NULL) == MESHLLM_BAD_ARGUMENT);
+    CHECK(meshllm_program_supply(p, 0, NULL) == MESHLLM_BAD_ARGUMENT && !meshllm_program_read_ahead(p));
     CHECK(meshllm_program_begin(p, 0, tokens, positions, slots, 0, outputs) == MESHLLM_BAD_ARGUMENT);
     CHECK(meshllm_program_begin(p, 1, tokens + 2, positions, slots, 0, outputs) == MESHLLM_BAD_ARGUMENT, "token past the table");
     CHECK(meshllm_program_begin(p, 1, tokens + 3, positions, slots, 0, outputs) == MESHLLM_BAD_ARGUMENT, "negative token");
@@ -164,7 +164,7 @@ static void test_states_allow_what_they_should(struct rig *r) {
     CHECK(meshllm_program_supply(p, 1, &own) == MESHLLM_OK && meshllm_program_supply(p, 1, &own) == MESHLLM_BAD_ARGUMENT);
     CHECK(meshllm_program_run(p) == MESHLLM_EXCHANGE);
     meshllm_program_partial(p, &size);
-    CHECK(size == 0, "a rank that adds nothing");
+    CHECK(size == 0 && meshllm_program_read_ahead(p) && !meshllm_program_read_ahead(p), "adds nothing, reads ahead once");
     CHECK(meshllm_program_supply(p, 0, NULL) == MESHLLM_OK && meshllm_program_run(p) == MESHLLM_OK);
     CHECK(meshllm_program_buffer(p, LOGITS) && !meshllm_program_buffer(p, 99));
     CHECK(meshllm_program_begin(p, 2, tokens, positions, slots, 0, outputs) == MESHLLM_OK);
