@@ -85,6 +85,7 @@ def test_lone_survivor_answers_alone_and_takes_the_returned_peer_back(mesh: Mesh
     second.run()
     mesh.wait_ranks(2, first, second)
     again = second.complete(PROMPT, 8)["token_ids"]
+    assert again == first.complete(PROMPT, 8)["token_ids"]
     assert len(again) == 8
     assert again[0] == want[0]  # the parts may be others now, since it measured itself anew, and roundings differ
 
