@@ -31,6 +31,8 @@ MAX_SEEN = 256  # names that are remembered; adverts beyond are ignored
 MAX_RESOLVING = 16  # names whose records are being asked for
 RESOLVE_MS = 3000
 GOODBYE_TIMEOUT_S = 2.0
+# what zeroconf raises for a network that fails, or for a loop of its own that is busy or has ended
+FAULTS = (TimeoutError, OSError, RuntimeError, zeroconf.Error, zeroconf.EventLoopBlocked)
 
 
 class _Browser(zeroconf.ServiceListener):
@@ -113,6 +115,7 @@ class Discovery:
         self._report = report
         self._read_interfaces = read
         self._chosen: tuple[Interface, ...] = ()
+        self._closing = threading.Lock()  # a thread left behind and the one that ends it: only one closes
         self._zeroconf: zeroconf.Zeroconf | None = None
         self._info: zeroconf.ServiceInfo | None = None
         self._stopping = False  # set once: a worker thread that was left behind cleans up after itself
@@ -147,14 +150,14 @@ class Discovery:
         names = ", ".join(one.name for one in chosen) or "none"
         try:
             await trio.to_thread.run_sync(self._announce, chosen, token, abandon_on_cancel=True)
-        except (TimeoutError, OSError, RuntimeError, zeroconf.Error, zeroconf.EventLoopBlocked) as error:
+        except FAULTS as error:
             self._report("discovery_failed", f"{names}: {error or type(error).__name__}")
             await trio.to_thread.run_sync(self._close, abandon_on_cancel=True)
             return False
         self._report("interfaces_chosen", names)
         return True
 
-    # --- below runs in worker threads, one at a time ---
+    # --- below runs in worker threads: one at a time, but that the last one may close what another still announces ---
 
     def _announce(self, chosen: tuple[Interface, ...], token: trio.lowlevel.TrioToken) -> None:
         if not chosen:
@@ -182,12 +185,14 @@ class Discovery:
         zc.register_service(info, allow_name_change=True)
         self._info = info
         if self._stopping:
-            zc.close()
+            self._close()
 
     def _close(self) -> None:
-        zc, self._zeroconf, self._info = self._zeroconf, None, None
+        with self._closing:
+            zc, self._zeroconf, self._info = self._zeroconf, None, None
         if zc is not None:
-            zc.close()  # says goodbye first
+            with contextlib.suppress(*FAULTS):  # it says goodbye first, to whoever can hear it
+                zc.close()
 
 
 def _multicast_targets(chosen: Sequence[Interface]) -> list[str | int | tuple[tuple[str, int, int], int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -160,6 +161,34 @@ async def test_a_name_conflict_does_not_stop_a_cloned_device() -> None:
             await until_reported(reports, 2)
             nursery.cancel_scope.cancel()
     assert {event for event, _ in reports} == {"interfaces_chosen"}
+
+
+async def test_what_is_still_announced_at_the_end_is_closed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered, ended, left = threading.Event(), threading.Event(), threading.Event()
+    closes: list[int] = []
+    register, close = zeroconf.Zeroconf.register_service, zeroconf.Zeroconf.close
+
+    def slow_register(zc: zeroconf.Zeroconf, info: zeroconf.ServiceInfo, *, allow_name_change: bool) -> None:
+        register(zc, info, allow_name_change=allow_name_change)
+        registered.set()
+        ended.wait(10)
+
+    def count_close(zc: zeroconf.Zeroconf) -> None:
+        closes.append(threading.get_ident())
+        close(zc)
+        left.set()
+
+    monkeypatch.setattr(zeroconf.Zeroconf, "register_service", slow_register)
+    monkeypatch.setattr(zeroconf.Zeroconf, "close", count_close)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, OWN, [], [])
+            await trio.to_thread.run_sync(registered.wait)
+            nursery.cancel_scope.cancel()
+        ended.set()
+        await trio.to_thread.run_sync(left.wait)
+        await trio.sleep(0.3)  # for a second close to be seen
+    assert len(closes) == 1
 
 
 async def test_no_network_at_all_is_a_normal_state() -> None:
