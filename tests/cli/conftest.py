@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import socketserver
 import subprocess
 import sys
@@ -140,29 +139,6 @@ def clean_environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def children_cpu_s() -> float:
-    """CPU seconds of all child processes that have ended. Promises of speed are held against it: the machine that
-    runs the tests may be busy, and then a clock on the wall tells of the others.
-    """
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-@pytest.fixture
-def cpu_s() -> Callable[[Callable[[], object], int], float]:
-    """cpu_s(call, n): the least CPU time that the processes started and ended by one of n calls took, in seconds."""
-
-    def measure(call: Callable[[], object], n: int = 5) -> float:
-        times = []
-        for _ in range(n):
-            before = children_cpu_s()
-            call()
-            times.append(children_cpu_s() - before)
-        return min(times)
-
-    return measure
-
-
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
@@ -180,6 +156,19 @@ def meshllm(clean_environment: dict[str, str], tmp_path: Path) -> Run:
         return subprocess.run(_command(*arguments), env=env, capture_output=True, timeout=60, check=False, **options)
 
     return run
+
+
+@pytest.fixture
+def imported(meshllm: Run) -> Callable[..., set[str]]:
+    """imported("status", ...): the packages that the command imports, which is what its start-up costs."""
+
+    def of(*arguments: str) -> set[str]:
+        done = meshllm(*arguments, environment={"PYTHONPROFILEIMPORTTIME": "1"})
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stderr.decode().splitlines() if line.startswith("import time:")]
+        return {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
+
+    return of
 
 
 @pytest.fixture
