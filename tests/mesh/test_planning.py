@@ -1,0 +1,58 @@
+"""When a plan is worth leaving a layout that works."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from meshllm.layout.layout import Device, Layout, NodeId
+from meshllm.layout.planner import plan
+from meshllm.mesh.facts import ModelFacts, NodeConfig
+from meshllm.mesh.membership import Membership
+from meshllm.mesh.messages import ModelHash
+from meshllm.mesh.outbox import Outbox
+from meshllm.mesh.planning import Planning, Situation
+from meshllm.model.slicing import ModelShape
+
+SHAPE = ModelShape(
+    n_layers=16,
+    dim=2048,
+    n_heads=32,
+    n_kv_heads=8,
+    head_dim=64,
+    ffn_dim=8192,
+    vocab_size=128256,
+    context_length=4096,
+    head_bytes=147456,
+    kv_head_bytes=147456,
+    ffn_unit_bytes=3456,
+    vocab_row_bytes=2176,
+    fixed_bytes=10**6,
+    head_align=1,
+    ffn_align=32,
+)
+MODEL = ModelFacts(hash=ModelHash("ab" * 32), name="one", shape=SHAPE)
+ONE, TWO = NodeId("1" * 16), NodeId("2" * 16)
+
+
+def device(node: NodeId, read_gbps: float) -> Device:
+    return Device(node=node, read_gbps=read_gbps, matmul_gops=100.0, usable_bytes=4 << 30)
+
+
+def layout(devices: list[Device]) -> Layout:
+    found = plan(devices, [], SHAPE, mode="all", context=4096, slots=1, exchange="f16", driver=ONE)
+    assert isinstance(found, Layout)
+    return found
+
+
+@pytest.mark.parametrize(("read_gbps", "moves"), [(10.0, False), (9.7, False), (10.3, False), (4.0, True)])
+def test_a_device_seen_slower_or_faster_at_work_moves_the_mesh_only_for_a_gain(read_gbps: float, moves: bool) -> None:
+    config = NodeConfig(
+        node=ONE, incarnation=1, name="one", port=4000, build="t", threads=1, isa="x", layout_mode="all"
+    )
+    planning = Planning(config, Membership(), Outbox())
+    now = [device(ONE, 10.0), device(TWO, read_gbps)]
+    old, new = layout([device(ONE, 10.0), device(TWO, 10.0)]), layout(now)
+    situation = Situation(MODEL, tuple((1, one) for one in now), ())
+    assert planning.is_worth_moving(old, new, situation) is moves
+    assert planning.is_worth_moving(old, msgspec.structs.replace(new, context=2048), situation)
