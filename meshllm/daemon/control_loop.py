@@ -222,8 +222,8 @@ class ControlLoop:
             self._carry_out()
 
     def _received(self, link_id: act.LinkId, message: ControlMessage) -> None:
-        if link_id in self._links:
-            self._node.receive(link_id, message, trio.current_time())
+        if (link := self._links.get(link_id)) is not None:
+            self._node.receive(link_id, message, trio.current_time(), link.network_rtt_us)
             self._carry_out()
 
     async def _dial(self, action: act.Dial) -> None:

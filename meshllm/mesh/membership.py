@@ -22,7 +22,7 @@ SUSPECT_S: Final = 1.2  # without a message
 LOST_S: Final = 2.0
 FORGET_S: Final = 60.0  # a lost peer stays in `status` so long
 PAUSED_S: Final = 1.0  # a gap between our own wakings that means: we did not run
-RTT_WINDOW: Final = 16  # heartbeats; the least of them is the round trip, the rest is scheduling
+RTT_WINDOW: Final = 16  # heartbeats; the least is the round trip, the rest is what busy devices need to answer
 
 
 class PeerState(StrEnum):
@@ -83,7 +83,7 @@ class Peer:
 
     @property
     def rtt_us(self) -> float | None:
-        """Round trip; None before the second heartbeat."""
+        """Round trip; None before the first heartbeat, or the second where the system tells nothing."""
         return min(self.rtts_us) if self.rtts_us else None
 
     @property
@@ -160,11 +160,13 @@ class Membership:
         peer.state = _next(peer.state, PeerEvent.HEARD)
         peer.heard_at = now
 
-    def heartbeat(self, node: NodeId, message: Heartbeat, now: float) -> None:
-        """Takes over what a heartbeat says."""
+    def heartbeat(self, node: NodeId, message: Heartbeat, now: float, network_rtt_us: float | None) -> None:
+        """Takes over what a heartbeat says. network_rtt_us: what the system knows of its link's round trip."""
         peer = self._peers[node]
         peer.echo = (message.sent, now)
         peer.free_bytes, peer.epoch = message.free_bytes, message.epoch
+        if network_rtt_us is not None:
+            peer.rtts_us.append(network_rtt_us)
         if message.echo is not None:
             rtt_s = now - message.echo - message.held_s
             if 0.0 <= rtt_s <= 60.0:

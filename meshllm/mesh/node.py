@@ -106,8 +106,8 @@ class Node:
         self._sessions.opened(link, address, dialed, self._hello(), self._now)
         self._review()
 
-    def receive(self, link: LinkId, message: ControlMessage, now: float) -> None:
-        """A message of a link, in order. A message of a link that was closed here is ignored."""
+    def receive(self, link: LinkId, message: ControlMessage, now: float, network_rtt_us: float | None = None) -> None:
+        """A message of a link, in order; ignored if it was closed here. network_rtt_us: see Membership.heartbeat."""
         if not self._begin(now):
             return
         if isinstance(message, Hello):
@@ -118,7 +118,7 @@ class Node:
             node, events = self._sessions.sender(link, self._now)
             self._follow(events)
             if node is not None:
-                self._take(node, message)
+                self._take(node, message, network_rtt_us)
         self._review()
 
     def link_lost(self, link: LinkId, reason: str, now: float) -> None:
@@ -292,12 +292,12 @@ class Node:
                     self._member.driver_lost(node, reason)
                     self._routing.peer_ended(node, reason)
 
-    def _take(self, node: NodeId, message: ControlMessage) -> None:
+    def _take(self, node: NodeId, message: ControlMessage, network_rtt_us: float | None) -> None:
         """A message of a peer with a bound link."""
         wrong: str | None = None
         match message:
             case Heartbeat():
-                self._members.heartbeat(node, message, self._now)
+                self._members.heartbeat(node, message, self._now, network_rtt_us)
                 self._epochs.saw(message.epoch)
             case PeerAddresses(addresses=addresses):
                 for other, places in addresses:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -30,6 +31,8 @@ DRAIN_TIMEOUT_S = 1.0  # for what is queued when a link is closed
 REFUSAL_TIMEOUT_S = 0.5  # to tell a peer why it is refused
 QUEUE_FRAMES = 1024  # waiting to be sent on one link
 READ_BYTES = 64 * 1024
+
+_TCP_INFO_MIN_RTT = struct.Struct("=148xI")  # of struct tcp_info, linux/tcp.h: tcpi_min_rtt in microseconds, Linux 4.6
 
 
 @contextmanager
@@ -136,6 +139,17 @@ class ControlLink:
         self._scope = trio.CancelScope()
         self._closing: str | None = None
         self.ended = trio.Event()
+
+    @property
+    def network_rtt_us(self) -> float | None:
+        """The least round trip that the system saw of late, without what programs add; None if it does not tell."""
+        try:
+            sock = self._stream.transport_stream.socket
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_MIN_RTT.size)
+            (rtt_us,) = _TCP_INFO_MIN_RTT.unpack(info)
+        except (AttributeError, OSError, struct.error):  # another system, an old one
+            return None
+        return float(rtt_us) if 0 < rtt_us < 2**32 - 1 else None  # the limits: not measured
 
     def send(self, message: ControlMessage) -> bool:
         """Queues a message; False if the queue is full or the link is closing. Order is kept."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulation"))
@@ -22,6 +23,7 @@ from meshllm.mesh.messages import (
     Failed,
     Finished,
     Goodbye,
+    Heartbeat,
     Hello,
     ModelHash,
     RequestId,
@@ -494,3 +496,16 @@ def test_a_request_that_no_driver_would_take_fails_at_its_root() -> None:
     (delivered,) = [action for action in node.take_actions() if isinstance(action, Deliver)]
     assert isinstance(delivered.message, Failed)
     assert "top_k" in delivered.message.reason
+
+
+def test_the_round_trip_is_the_network_s_where_the_system_tells_it() -> None:
+    node = fresh_node()
+    joined(node, 1, HIGH)
+    beat = Heartbeat(sent=1.0, echo=None, held_s=0.0, free_bytes=0, epoch=None, rtt_us=())
+    node.receive(LinkId(1), beat, 1.0)
+    (peer,) = node.view(1.0).peers
+    assert peer.rtt_us is None
+    for network_rtt_us, known in ((300.0, 300.0), (200.0, 200.0), (900.0, 200.0)):  # waking up only adds to it
+        node.receive(LinkId(1), msgspec.structs.replace(beat, echo=0.9), 1.1, network_rtt_us)
+        (peer,) = node.view(1.1).peers
+        assert peer.rtt_us == known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -88,7 +89,10 @@ async def test_messages_pass_both_ways_in_order() -> None:
         for i in range(100):
             assert link.send(Goodbye(str(i)))
         await all_came.wait()
+        rtt_us = link.network_rtt_us
         link.close("done")
+    assert rtt_us is not None if sys.platform == "linux" else rtt_us is None
+    assert rtt_us is None or 0 < rtt_us < 1e6
     assert got == [Goodbye(str(i)) for i in range(100)]
     assert port.incoming[0].hello == hello()
 
