@@ -112,7 +112,10 @@ class EpochMember:
                 ended = await self._live()
         finally:
             self._links.close(self._leave)
-            self._driver = None
+            if self._driver is not None:
+                with trio.CancelScope(shield=True):
+                    await self._driver.tell()
+                self._driver = None
             if self._engine is not None:
                 self._engine.close()
                 self._engine = None

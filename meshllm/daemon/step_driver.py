@@ -36,18 +36,18 @@ class StepDriver:
             slots=layout.slots, context=layout.context, vocab_size=engine.vocab_size, max_tokens=engine.max_tokens
         )
         self._pace = PromptPace(layout.prediction.prefill_tok_s)
-        self._answered: deque[Outcome] = deque()  # by admit; told before the next step
+        self._untold: deque[Outcome] = deque()  # what came of requests; told when the next step is under way
 
     @property
     def has_work(self) -> bool:
         """Whether a step can be formed or something is to be told."""
-        return self._batcher.has_work or bool(self._answered)
+        return self._batcher.has_work or bool(self._untold)
 
     def admit(self, submit: Submit) -> None:
         """Takes a request."""
         outcome = self._batcher.admit(submit)
         if outcome is not None:
-            self._answered.append(outcome)
+            self._untold.append(outcome)
         self._runner.links.wake()
 
     def cancel(self, request: RequestId) -> bool:
@@ -56,16 +56,17 @@ class StepDriver:
 
     async def step(self) -> None:
         """One step, if there is work. Raises what StepRunner raises."""
-        while self._answered:
-            await self._events.send(_event_of(self._answered.popleft()))
         step = self._batcher.form_step(self._pace.limit(self._batcher.is_decoding))
+        runner, sequencer = self._runner, self._runner.sequencer
+        began_s = time.perf_counter()
+        if step is not None:
+            runner.begin()
+            sequencer.begin(step)
+            runner.send(runner.other_ranks, step)
+        # Not before: the control loop, once awake, takes this core and the interpreter, and all ranks would wait.
+        await self.tell()
         if step is None:
             return
-        runner, sequencer = self._runner, self._runner.sequencer
-        runner.begin()
-        began_s = time.perf_counter()
-        sequencer.begin(step)
-        runner.send(runner.other_ranks, step)
         own = await runner.run(step) if runner.engine.is_rank else []
         ended_s = time.perf_counter()
         n_tokens = sum(len(entry.tokens) for entry in step.entries)
@@ -76,8 +77,12 @@ class StepDriver:
         sequencer.finish()
         runner.end(step, waited_s)
         self._pace.observe(n_tokens, time.perf_counter() - began_s)
-        for outcome in self._batcher.complete(drawn):
-            await self._events.send(_event_of(outcome))
+        self._untold += self._batcher.complete(drawn)
+
+    async def tell(self) -> None:
+        """What came of requests, as far as the control loop does not know it."""
+        while self._untold:
+            await self._events.send(_event_of(self._untold.popleft()))
 
     def _draw(self, step: Step, own: Sequence[Candidates]) -> list[SampledToken | KernelError]:
         """The token of each entry with sampling."""
