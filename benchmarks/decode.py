@@ -1,8 +1,9 @@
-"""Decode and prompt speed of real daemons: one with one thread, two that share the model, two apart; in turns.
+"""Decode and prompt speed of real daemons with one core each: one, two that share the model, two apart; in turns.
 
     python -m benchmarks.decode MODEL.gguf [--runs 5] [--prompt 128] [--decode 64]
 
-All run at once and idle while others are measured; runs alternate, so that what else the machine does hits all. Two
+All run at once and idle while others are measured; runs alternate, so that what else the machine does hits all. A
+daemon has one thread for its kernels and is bound to one core, all its threads, as if it were a device of its own. Two
 daemons apart, each with the whole model and an answer of its own, answer at the same time: the sum of their speeds is
 what two cores of this machine can do, with its memory shared and nothing to exchange. Writes
 benchmarks/runs/DATE-CPU/decode.json: command, versions, raw figures, and a hash of the tokens, because a fast wrong
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import platform
 import statistics
 import sys
@@ -29,7 +31,7 @@ from meshllm import __version__
 from tests.system.mesh import Daemon, Mesh
 
 WARM_UP = 256  # tokens
-SET_UPS = ("1 daemon x 1 thread", "2 daemons x 1 thread", "2 daemons apart")
+SET_UPS = ("1 daemon x 1 core", "2 daemons x 1 core", "2 daemons apart")
 RUNS = Path(__file__).parent / "runs"
 
 
@@ -56,6 +58,9 @@ def _measure(alone: Mesh, pair: Mesh, apart: Mesh, chosen: argparse.Namespace) -
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in SET_UPS}
     other = apart.start("other", model=chosen.model)
     apart.wait_ranks(1, other, within_s=300)
+    one, two, *_ = sorted(os.sched_getaffinity(0))
+    for daemon, core in ((single, one), (left, one), (right, two), (other, two)):
+        _bind(daemon, core)
     for daemon in (single, left):  # warms caches, and is long enough for the ranks to find the speeds they really have
         _run(daemon, 1, chosen.prompt, WARM_UP)
     for i in range(chosen.runs):
@@ -68,6 +73,11 @@ def _measure(alone: Mesh, pair: Mesh, apart: Mesh, chosen: argparse.Namespace) -
             figures[name].append(figure)
             print(f"{name:22} {figure['decode_tok_s']:7.2f} tok/s decode {figure['prefill_tok_s']:8.1f} tok/s prompt")
     return figures
+
+
+def _bind(daemon: Daemon, core: int) -> None:
+    for thread in Path(f"/proc/{daemon.process.pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
 
 
 def _sum(figures: list[dict[str, Any]]) -> dict[str, Any]:
