@@ -23,6 +23,7 @@ class ObservedSpeed:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self._epoch = 0
         self._begun_s = 0.0
         self._read_bytes = 0
         self._read_s = 0.0
@@ -30,18 +31,21 @@ class ObservedSpeed:
 
     def has_changed(self, costs: StepCosts, now: float) -> bool:
         """Takes costs in; whether `device` is another now."""
-        if not costs.read_bytes:
+        epoch = costs.epoch.counter
+        if not costs.read_bytes or epoch < self._epoch:
             return False
+        if epoch > self._epoch:  # other slices: nothing of before can be compared
+            self._epoch, self._read_bytes = epoch, 0
         if self._read_bytes == 0 or now - self._begun_s > STALE_S:
             self._begun_s, self._read_bytes, self._read_s = now, 0, 0.0
         self._read_bytes += costs.read_bytes
         self._read_s += costs.read_us / 1e6
         if now - self._begun_s < WINDOW_S or self._read_s < WINDOW_READ_S or now - self._announced_s < PAUSE_S:
             return False
-        read_gbps = self._read_bytes / self._read_s / 1e9
+        work_gbps = self._read_bytes / self._read_s / 1e9
         self._read_bytes = 0
-        if abs(read_gbps / self.device.read_gbps - 1) < NOTICEABLE:
+        if self.device.work_epoch == epoch and abs(work_gbps / self.device.work_gbps - 1) < NOTICEABLE:
             return False
-        self.device = msgspec.structs.replace(self.device, read_gbps=read_gbps)
+        self.device = msgspec.structs.replace(self.device, work_gbps=work_gbps, work_epoch=epoch)
         self._announced_s = now
         return True

@@ -19,6 +19,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     read_gbps: float  # bytes of packed weights a second that its kernels stream, in 1e9
     matmul_gops: float  # multiply-adds a second in prompt kernels, in 1e9, times two
     usable_bytes: int  # memory it may give to slice, cache and buffers
+    work_gbps: float = 0.0  # as read_gbps, seen while it decoded, with all that a step needs beside; 0: not seen
+    work_epoch: int = 0  # counter of the epoch in which that was seen: to be compared within one only
 
 
 class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,8 @@ def require_device(device: Device) -> None:
     require_number("device.read_gbps", device.read_gbps, 1e6)
     require_number("device.matmul_gops", device.matmul_gops, 1e9)
     require_count("device.usable_bytes", device.usable_bytes)
+    require_number("device.work_gbps", device.work_gbps, 1e6)
+    require_count("device.work_epoch", device.work_epoch)
 
 
 def require_layout(layout: Layout) -> None:

@@ -62,7 +62,7 @@ class Node:
         self._members = Membership()
         self._sessions = Sessions(config, self._members, self._out)
         self._epochs = EpochBook(config.node, self._out)
-        self._planning = Planning(config, self._members, self._out)
+        self._planning = Planning(config, self._members, self._epochs, self._out)
         self._planning.model, self._planning.device = model, device
         self._routing = Routing(config.node, self._planning, self._members, self._epochs, self._out)
         self._roots, self._admissions = self._routing.roots, self._routing.admissions

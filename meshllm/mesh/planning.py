@@ -19,9 +19,11 @@ from meshllm.layout.cost import LinkTable, predict
 from meshllm.layout.layout import Device, Layout, LinkSpeed, NodeId
 from meshllm.layout.planner import CannotPlan, plan
 from meshllm.mesh.election import elect, fully_linked
+from meshllm.mesh.epoch import EpochBook
 from meshllm.mesh.facts import ModelFacts, NodeConfig
 from meshllm.mesh.membership import Membership, PeerState
 from meshllm.mesh.outbox import Outbox
+from meshllm.mesh.speeds import SpeedBook
 
 SETTLE_S: Final = 0.5
 LONGEST_SETTLE_S: Final = 2.0  # a flapping device does not put a plan off for longer
@@ -55,10 +57,12 @@ class _Exclusion:
 class Planning:
     """Decides when, and asks the planner."""
 
-    def __init__(self, config: NodeConfig, members: Membership, out: Outbox) -> None:
+    def __init__(self, config: NodeConfig, members: Membership, epochs: EpochBook, out: Outbox) -> None:
         self._config = config
         self._own = config.node
         self._members = members
+        self._epochs = epochs
+        self._speeds = SpeedBook()
         self._out = out
         self.model: ModelFacts | None = None  # served here
         self.device: Device | None = None
@@ -190,7 +194,10 @@ class Planning:
                 left_out.append((node, exclusion.reason))
             else:
                 devices.append((self._incarnation(node), device))
-        return Situation(self.model, tuple(devices), tuple(sorted(left_out)))
+        if (current := self._epochs.in_force()) is not None:
+            ranks = [share.node for share in current.layout.shares]
+            self._speeds.observe(devices, current.epoch.counter, ranks)
+        return Situation(self.model, self._speeds.comparable(devices), tuple(sorted(left_out)))
 
     def _notice(self, situation: Situation, now: float) -> None:
         """Schedules a plan if things are not as they were at the last one."""

@@ -12,10 +12,10 @@ from meshllm.mesh.messages import Epoch
 DEVICE = Device(node=NodeId("a" * 32), read_gbps=10.0, matmul_gops=100.0, usable_bytes=1 << 30)
 
 
-def costs(read_gbps: float, read_s: float = 0.8) -> StepCosts:
+def costs(read_gbps: float, read_s: float = 0.8, epoch: int = 1) -> StepCosts:
     """A second of decoding at this speed."""
     return StepCosts(
-        epoch=Epoch(1, DEVICE.node),
+        epoch=Epoch(epoch, DEVICE.node),
         n_steps=10,
         decode_steps=10,
         decode_tokens=10,
@@ -36,28 +36,39 @@ def work(speed: ObservedSpeed, read_gbps: float, begin_s: float, seconds: float)
 def test_a_device_that_slows_down_says_so_after_ten_seconds() -> None:
     speed = ObservedSpeed(DEVICE)
     assert work(speed, 6.0, 100.0, 15.0) == [WINDOW_S]
-    assert speed.device.read_gbps == pytest.approx(6.0)
-    assert speed.device.usable_bytes == DEVICE.usable_bytes
+    assert (speed.device.work_gbps, speed.device.work_epoch) == (pytest.approx(6.0), 1)
+    assert (speed.device.read_gbps, speed.device.usable_bytes) == (DEVICE.read_gbps, DEVICE.usable_bytes)
 
 
 def test_noise_is_no_change() -> None:
     speed = ObservedSpeed(DEVICE)
-    assert work(speed, 9.7, 0.0, 300.0) == []
-    assert speed.device is DEVICE
+    assert work(speed, 10.0, 0.0, 15.0) == [WINDOW_S]  # the first look is news in any case
+    assert work(speed, 9.7, 16.0, 300.0) == []
+    assert speed.device.work_gbps == pytest.approx(10.0)
 
 
 def test_it_speaks_at_most_once_a_minute() -> None:
     speed = ObservedSpeed(DEVICE)
     assert work(speed, 6.0, 0.0, 10.0) == [10]
     assert work(speed, 9.0, 11.0, 100.0) == [PAUSE_S - 1]
-    assert speed.device.read_gbps == pytest.approx(9.0)
+    assert speed.device.work_gbps == pytest.approx(9.0)
 
 
 def test_what_was_long_ago_does_not_count() -> None:
     speed = ObservedSpeed(DEVICE)
     assert work(speed, 5.0, 0.0, 8.0) == []
     later = 9.0 + STALE_S
-    assert work(speed, 10.0, later, 20.0) == []
+    assert work(speed, 10.0, later, 20.0) == [WINDOW_S]
+    assert speed.device.work_gbps == pytest.approx(10.0)
+
+
+def test_another_epoch_begins_anew_and_an_older_one_is_not_heard() -> None:
+    speed = ObservedSpeed(DEVICE)
+    assert work(speed, 5.0, 0.0, 9.0) == []
+    assert not any(speed.has_changed(costs(10.0, epoch=2), 10.0 + s) for s in range(10))
+    assert not speed.has_changed(costs(1.0), 20.0)
+    assert speed.has_changed(costs(10.0, epoch=2), 20.0)
+    assert (speed.device.work_gbps, speed.device.work_epoch) == (pytest.approx(10.0), 2)
 
 
 def test_a_glance_is_not_believed_and_neither_are_steps_of_many_rows() -> None:

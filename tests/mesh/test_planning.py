@@ -7,6 +7,7 @@ import pytest
 
 from meshllm.layout.layout import Device, Layout, NodeId
 from meshllm.layout.planner import plan
+from meshllm.mesh.epoch import EpochBook
 from meshllm.mesh.facts import ModelFacts, NodeConfig
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import ModelHash
@@ -50,7 +51,7 @@ def test_a_device_seen_slower_or_faster_at_work_moves_the_mesh_only_for_a_gain(r
     config = NodeConfig(
         node=ONE, incarnation=1, name="one", port=4000, build="t", threads=1, isa="x", layout_mode="all"
     )
-    planning = Planning(config, Membership(), Outbox())
+    planning = Planning(config, Membership(), EpochBook(ONE, Outbox()), Outbox())
     now = [device(ONE, 10.0), device(TWO, read_gbps)]
     old, new = layout([device(ONE, 10.0), device(TWO, 10.0)]), layout(now)
     situation = Situation(MODEL, tuple((1, one) for one in now), ())
