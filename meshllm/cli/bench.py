@@ -23,6 +23,7 @@ from meshllm.cli.text import in_bytes, in_microseconds
 from meshllm.errors import UsageError
 
 FIRST_ID, LAST_ID = 100, 1000  # token ids that every vocabulary has
+COSTS_COME_S = 0.5  # after its last step a daemon knows what the answer cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def _measure_mesh(client: DaemonClient, model: str | None, n_prompt: int, n_deco
                 first_s = time.perf_counter() - start
             if isinstance(last := event.get("meshllm"), dict):
                 ours = last
+    time.sleep(COSTS_COME_S)
     cost = fetch_status(client).exchange
     ranks, tok_s = ours.get("ranks"), ours.get("decode_tok_s")
     return MeshResult(
@@ -144,7 +146,7 @@ def _mesh_lines(result: MeshResult) -> list[str]:
     if result.decode_tok_s:
         lines.append(f"decode   {result.decode_tok_s:9.1f} tok/s")
     if result.exchange_us is None or result.compute_us is None:
-        return [*lines, "exchange this device holds no part of the model: ask one that does (meshllm status)"]
+        return [*lines, "exchange no figures: they are of devices that hold a part of the model (meshllm status)"]
     lines.append(f"compute  {in_microseconds(result.compute_us):>9} a token")
     lines.append(f"exchange {in_microseconds(result.exchange_us):>9} a token")
     sent, received = (round(n or 0) for n in (result.exchange_bytes_sent, result.exchange_bytes_received))

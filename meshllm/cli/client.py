@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import stat
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,13 @@ MAX_ANSWER = 64 << 20
 
 _ERRORS: dict[str, type[errors.MeshLLMError]] = {
     error.code: error
-    for error in (errors.InvalidRequestError, errors.ContextLengthError, errors.NoModelError, errors.UnavailableError)
+    for error in (
+        errors.InvalidRequestError,
+        errors.ContextLengthError,
+        errors.NoModelError,
+        errors.ModelFileError,
+        errors.UnavailableError,
+    )
 }
 
 
@@ -117,9 +124,11 @@ def _why(error: OSError) -> str:
 
 def _no_permission(path: Path) -> str:
     try:
-        group = path.group()
+        group, may_write = path.group(), path.stat().st_mode & stat.S_IWGRP
     except (OSError, KeyError):
-        return f"{path}: no permission; run as the user of the daemon, or with sudo"
+        group, may_write = "root", 0
+    if group == "root" or not may_write:  # nobody should join that group for this
+        return f"{path}: no permission; use sudo, or start the daemon with --socket-group GROUP, one of yours"
     return f"{path}: no permission; join its group (sudo usermod -aG {group} $USER, then log in again) or use sudo"
 
 

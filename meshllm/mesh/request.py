@@ -22,6 +22,7 @@ from meshllm.parameters import SampledToken
 
 MAX_ADMITTED: Final = 1024  # requests that one driver takes, running and queued
 UNAVAILABLE: Final = "unavailable"  # errors.UnavailableError
+AGAIN: Final = "ask again, the others go on"
 MOVED: Final = "moved"  # between daemons only: not the driver (any more); the root looks for another
 
 
@@ -146,7 +147,7 @@ class RootRequests:
 
     def fail_driver(self, driver: NodeId, reason: str) -> None:
         """The driver is lost: the answers that it gave end."""
-        self._fail([r for r in self._requests.values() if r.driver == driver], reason)
+        self._fail([r for r in self._requests.values() if r.driver == driver], f"{reason}; {AGAIN}")
 
     def fail_all(self, reason: str) -> None:
         """Every answer ends."""
@@ -238,7 +239,7 @@ class Admissions:
     def fail_epoch(self, epoch: Epoch, reason: str) -> None:
         """Ends the requests of an epoch that is no more."""
         for request in [r for r, admission in self._requests.items() if admission.epoch == epoch]:
-            self._answer(self._requests.pop(request).root, Failed(request, UNAVAILABLE, reason))
+            self._answer(self._requests.pop(request).root, Failed(request, UNAVAILABLE, f"{reason}; {AGAIN}"))
 
     def _drop(self, request: RequestId) -> None:
         del self._requests[request]

@@ -18,6 +18,7 @@ import hashlib
 import os
 import secrets
 import ssl
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,8 @@ def read_secret(path: Path) -> MeshSecret:
     """The secret in a file of one line. Raises ConfigError that names the file; FileNotFoundError if there is none."""
     try:
         with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IRWXO:
+                raise ConfigError(f"{path}: the mesh secret is open to all users of this device; run: chmod 600 {path}")
             text = file.read(4096).decode("ascii", "replace")
     except FileNotFoundError:
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import pty
@@ -197,8 +198,21 @@ def test_dead_socket_is_exit_3(meshllm, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_socket_without_permission_is_exit_3_and_names_the_group(stand_in) -> None:
-    stand_in.socket.chmod(0o600)
+@pytest.mark.parametrize(
+    ("group", "mode", "cure"),
+    [
+        ("other", 0o660, b"no permission; join its group"),
+        ("other", 0o600, b"no permission; use sudo, or start the daemon with --socket-group"),
+        ("root", 0o660, b"no permission; use sudo, or start the daemon with --socket-group"),
+    ],
+)
+def test_socket_without_permission_is_exit_3_and_names_the_cure(stand_in, group: str, mode: int, cure: bytes) -> None:
+    os.chown(
+        stand_in.socket,
+        0,
+        0 if group == "root" else next(g.gr_gid for g in grp.getgrall() if g.gr_gid not in (0, 65534)),
+    )
+    stand_in.socket.chmod(mode)
     # Another user may be unable to read this checkout: the process changes its user after its imports.
     story = (
         "import grp, os, meshllm.cli.ask, meshllm.config, meshllm.cli.main as m; os.setgid(65534); os.setuid(65534);"
@@ -207,7 +221,7 @@ def test_socket_without_permission_is_exit_3_and_names_the_group(stand_in) -> No
     for folder in [stand_in.socket.parent, *stand_in.socket.parent.parents][:3]:
         folder.chmod(0o755)
     done = subprocess.run([sys.executable, "-c", story], capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
-    assert (done.returncode, b"no permission; join its group" in done.stderr) == (3, True), done.stderr
+    assert (done.returncode, cure in done.stderr) == (3, True), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -216,6 +230,7 @@ def test_socket_without_permission_is_exit_3_and_names_the_group(stand_in) -> No
         (404, {"message": "no model big", "code": "model_not_found", "param": "model"}, 4),
         (400, {"message": "the prompt has 5000 tokens", "code": "context_length_exceeded"}, 1),
         (503, {"message": "no layout yet", "code": "unavailable"}, 1),
+        (500, {"message": "x.gguf: ends early", "code": "model_file"}, 4),
         (500, {"message": "oh"}, 1),
     ],
 )

@@ -59,6 +59,18 @@ def test_first_start_makes_a_secret_of_mode_0600_and_keeps_it(tmp_path: Path) ->
     assert [entry.name for entry in path.parent.iterdir()] == ["mesh-key"]
 
 
+@pytest.mark.parametrize(("mode", "taken"), [(0o600, True), (0o640, True), (0o644, False), (0o602, False)])
+def test_a_secret_that_every_user_may_read_is_refused_with_the_cure(tmp_path: Path, mode: int, taken: bool) -> None:
+    path = tmp_path / "mesh-key"
+    secret, _ = load_or_make_secret(path)
+    path.chmod(mode)
+    if taken:
+        assert read_secret(path) == secret
+        return
+    with pytest.raises(ConfigError, match=f"chmod 600 {path}"):
+        read_secret(path)
+
+
 def test_a_secret_is_replaced_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "mesh-key"
     first, second = MeshSecret.generate(), MeshSecret.generate()
