@@ -12,6 +12,7 @@ from typing import Final, cast
 
 import hypercorn.config
 import hypercorn.utils
+import structlog
 import trio
 from hypercorn.events import Event, Updated
 from hypercorn.trio.tcp_server import TCPServer
@@ -44,7 +45,10 @@ class Connection(trio.abc.HalfCloseableStream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Raises BrokenResourceError if the reader does not take it in time."""
         with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT_S) as self._writing:
-            await self._stream.send_all(data)
+            try:
+                await self._stream.send_all(data)
+            except trio.BusyResourceError:  # hypercorn answers a broken request while it closes its connection
+                raise trio.BrokenResourceError("the connection is being closed") from None
         if self._writing.cancelled_caught:
             raise trio.BrokenResourceError(f"the reader took nothing for {WRITE_TIMEOUT_S:g} s")
 
@@ -97,6 +101,8 @@ async def serve_connections(
         open_ones.add(connection)
         try:
             await _Handler(wrapped, config, context, {}, connection)  # type: ignore[arg-type]  # says SSLStream
+        except Exception:  # the connection's border: what goes wrong on one ends that one alone
+            structlog.get_logger().exception("connection_failed")
         finally:
             open_ones.discard(connection)
 

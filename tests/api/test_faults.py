@@ -233,3 +233,13 @@ def test_tokenize_reports_bad_fields(api: Api) -> None:
     assert api.post("/detokenize", tokens=[10**9]).error["param"] == "tokens"
     assert api.post("/tokenize", content="<|im_end|>", parse_special=False).json["tokens"] != [2]
     assert api.post("/tokenize", content="<|im_end|>").json["tokens"] == [2]
+
+
+def test_clients_that_leave_within_a_body_harm_nobody(api: Api) -> None:
+    whole = body('"stream": true')
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(whole)
+    for length in range(0, len(whole), 2):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(api.daemon.socket))
+            client.sendall(head + whole[:length])
+    assert api.request("GET", "/health").status == 200
