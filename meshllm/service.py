@@ -94,11 +94,13 @@ def _first(error: BaseException) -> BaseException:
 async def _main(config: Config, log: Logger, environment: Mapping[str, str]) -> None:
     tcp = split_address(config.tcp) if config.tcp is not None else None
     inherited = take_listening_sockets(environment)
-    with open_sockets(config.socket, config.socket_mode, config.socket_group, tcp, inherited) as api_sockets:
+    with (
+        trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+        open_sockets(config.socket, config.socket_mode, config.socket_group, tcp, inherited) as api_sockets,
+    ):
         parts = _make_parts(config, log)
         try:
-            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                await _serve(config, parts, api_sockets, signals, Notifier(environment), log)
+            await _serve(config, parts, api_sockets, signals, Notifier(environment), log)
         finally:
             if not parts.data.join(DATA_LOOP_STOP_S):
                 log.error("data_loop_hung", after_s=DATA_LOOP_STOP_S)
@@ -128,6 +130,7 @@ async def _serve(
         notifier.send("READY=1", f"STATUS=port {node.port}")
         nursery.start_soon(notifier.keep_alive)
         number = await anext(signals)
+        nursery.start_soon(_ignore, signals)
         log.info("stopping", signal=signal.Signals(number).name)
         notifier.send("STOPPING=1")
         stopping.set()
@@ -135,6 +138,12 @@ async def _serve(
         with trio.move_on_after(API_STOP_S):
             await api_ended.wait()
         nursery.cancel_scope.cancel()
+
+
+async def _ignore(signals: AsyncIterator[int]) -> None:
+    """Whoever signals twice has been heard the first time; a second one must not cut the way out short."""
+    async for _ in signals:
+        pass
 
 
 def _make_parts(config: Config, log: Logger) -> _Parts:

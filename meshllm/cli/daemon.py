@@ -30,12 +30,13 @@ def _options() -> list[click.Parameter]:
 
 
 def _run(config: Path | None, **flags: str | Sequence[str] | None) -> int:
+    # The service stops by itself on these; until it does they end the process at once. An exception of a handler, as
+    # other commands have it, may be lost within an import.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     settings = load_config(flags, os.environ, config_file=config)
     from meshllm.service import run
 
-    # The service stops by itself on these; it must find them as a process has them, not as a command wants them.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return run(settings)
 
 
