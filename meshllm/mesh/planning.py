@@ -132,6 +132,10 @@ class Planning:
             return None
         self._schedule_recheck(situation, recheck=self._plan_at > now, now=now)
         self._plan_at, self._planned, self._pending = math.inf, situation, None
+        if (current := self._epochs.in_force()) is not None:
+            ranks = [share.node for share in current.layout.shares]
+            self._speeds.observe(situation.devices, current.epoch.counter, ranks)
+        situation = Situation(situation.model, self._speeds.comparable(situation.devices), situation.left_out)
         devices = [device for _, device in situation.devices]
         found = plan(
             devices,
@@ -194,10 +198,7 @@ class Planning:
                 left_out.append((node, exclusion.reason))
             else:
                 devices.append((self._incarnation(node), device))
-        if (current := self._epochs.in_force()) is not None:
-            ranks = [share.node for share in current.layout.shares]
-            self._speeds.observe(devices, current.epoch.counter, ranks)
-        return Situation(self.model, self._speeds.comparable(devices), tuple(sorted(left_out)))
+        return Situation(self.model, tuple(devices), tuple(sorted(left_out)))
 
     def _notice(self, situation: Situation, now: float) -> None:
         """Schedules a plan if things are not as they were at the last one."""

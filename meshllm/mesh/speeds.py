@@ -35,10 +35,8 @@ class SpeedBook:
         seen = [self._seen.get((device.node, incarnation)) for incarnation, device in devices]
         kept = [gbps / d.read_gbps for gbps, (_, d) in zip(seen, devices, strict=True) if gbps and d.read_gbps > 0]
         usual = statistics.median(kept) if kept else 1.0
+        speeds = [gbps or d.read_gbps * usual for gbps, (_, d) in zip(seen, devices, strict=True)]
         return tuple(
-            (
-                incarnation,
-                msgspec.structs.replace(d, read_gbps=gbps or d.read_gbps * usual, work_gbps=0.0, work_epoch=0),
-            )
-            for gbps, (incarnation, d) in zip(seen, devices, strict=True)
+            (incarnation, msgspec.structs.replace(d, read_gbps=gbps, work_gbps=0.0, work_epoch=0))
+            for gbps, (incarnation, d) in zip(speeds, devices, strict=True)
         )
