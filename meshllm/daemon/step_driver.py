@@ -58,15 +58,14 @@ class StepDriver:
         """One step, if there is work. Raises what StepRunner raises."""
         step = self._batcher.form_step(self._pace.limit(self._batcher.is_decoding))
         runner, sequencer = self._runner, self._runner.sequencer
-        began_s = time.perf_counter()
-        if step is not None:
-            runner.begin()
-            sequencer.begin(step)
-            runner.send(runner.other_ranks, step)
-        # Not before: the control loop, once awake, takes this core and the interpreter, and all ranks would wait.
-        await self.tell()
         if step is None:
+            await self.tell()
             return
+        runner.begin()
+        began_s = time.perf_counter()
+        sequencer.begin(step)
+        runner.send(runner.other_ranks, step)
+        await self.tell()  # not before: the control loop, once awake, takes this core, and all ranks would wait
         own = await runner.run(step) if runner.engine.is_rank else []
         ended_s = time.perf_counter()
         n_tokens = sum(len(entry.tokens) for entry in step.entries)
