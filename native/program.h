@@ -45,7 +45,7 @@ struct meshllm_program {
     int32_t *tokens, *positions, *slots, *outputs; // [max_tokens] each
     uint32_t n_tokens, n_outputs, n_rows;          // n_rows: of the buffers now
     uint32_t next_op;
-    uint32_t ahead_op;             // whose weights are read ahead at this EXCHANGE
+    uint32_t ahead_op;            // whose weights are read ahead at this EXCHANGE
     size_t ahead_at, ahead_total; // bytes of them, and of all ops at this EXCHANGE, that were
     enum program_state state;
     atomic_bool stopped;

@@ -207,11 +207,8 @@ def test_dead_socket_is_exit_3(meshllm, tmp_path: Path) -> None:
     ],
 )
 def test_socket_without_permission_is_exit_3_and_names_the_cure(stand_in, group: str, mode: int, cure: bytes) -> None:
-    os.chown(
-        stand_in.socket,
-        0,
-        0 if group == "root" else next(g.gr_gid for g in grp.getgrall() if g.gr_gid not in (0, 65534)),
-    )
+    others = [entry.gr_gid for entry in grp.getgrall() if entry.gr_gid not in (0, 65534)]
+    os.chown(stand_in.socket, 0, 0 if group == "root" else others[0])
     stand_in.socket.chmod(mode)
     # Another user may be unable to read this checkout: the process changes its user after its imports.
     story = (

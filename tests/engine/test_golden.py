@@ -19,9 +19,9 @@ from reference.tiny_model import read_tensor
 from meshllm.kernels.binding import Kernels
 from meshllm.model.compiler import compile_program, whole_slice
 from meshllm.model.model_file import ModelFile
+from tests.margins import CLEAR_MARGIN, first_small
 
-MARGIN = 0.5
-EXCHANGE_MARGINS = {"f32": MARGIN, "f16": MARGIN, "q8_0": 0.8}  # q8_0 rounds more: why f16 is the default
+EXCHANGE_MARGINS = {"f32": CLEAR_MARGIN, "f16": CLEAR_MARGIN, "q8_0": 0.8}  # q8_0 rounds more: why f16 is the default
 QUANTS = ["Q4_1", "Q4_0", "Q8_0"]
 Golden = Callable[[str], Any]
 Case = dict[str, Any]
@@ -50,11 +50,6 @@ def open_model(smollm2_quant: Callable[[str], Path]) -> Iterator[Callable[[str],
         model.close()
 
 
-def first_small(case: Case, limit: float = MARGIN) -> int:
-    """Steps before the first margin under the limit."""
-    return next((i for i, margin in enumerate(case["margins"]) if margin < limit), len(case["margins"]))
-
-
 def cases_of(golden: Golden, name: str, quant: str) -> list[Case]:
     return [case for case in golden(name)["cases"] if case["quant"] == quant]
 
@@ -66,7 +61,7 @@ def test_one_rank_follows_the_greedy_answers(
     model = open_model(quant)
     ranks = Ranks.load(kernels, model, [whole_slice(model.hyperparameters)])
     for case in cases_of(golden, "greedy_vectors", quant):
-        if n := first_small(case):
+        if n := first_small(case["margins"]):
             assert ranks.greedy(case["prompt_ids"], n) == case["greedy_ids"][:n], case["prompt"]
     ranks.close()
 
@@ -84,7 +79,7 @@ def test_every_step_of_the_greedy_answers_agrees_with_one_of_two_programs(
         prompt, answer = case["prompt_ids"], case["greedy_ids"]
         ranks.step(prompt + answer[:-1], 0, range(len(prompt) - 1, len(prompt) + len(answer) - 1))
         for i, (their, exact, exact_margin, _) in enumerate(checks[case["prompt"]]):
-            if case["margins"][i] < MARGIN and exact_margin < MARGIN:
+            if case["margins"][i] < CLEAR_MARGIN and exact_margin < CLEAR_MARGIN:
                 continue
             n_steps += 1
             apart += int(np.argmax(ranks.logits(i))) not in (their, exact)
@@ -117,7 +112,7 @@ def test_ranks_follow_the_greedy_answers(
     ranks = Ranks.load(kernels, model, parts, precision=precision)  # type: ignore[arg-type]
     compared = 0
     for case in cases_of(golden, "greedy_vectors", quant):
-        n = min(first_small(case, EXCHANGE_MARGINS[precision]), 16)
+        n = min(first_small(case["margins"], EXCHANGE_MARGINS[precision]), 16)
         if n < 2:  # the prompt would cost more than it tells
             continue
         assert ranks.greedy(case["prompt_ids"], n) == case["greedy_ids"][:n], case["prompt"]

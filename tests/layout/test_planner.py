@@ -11,48 +11,13 @@ from hypothesis import strategies as st
 from meshllm.layout.layout import Device, Layout, LinkSpeed, NodeId
 from meshllm.layout.planner import CannotPlan, plan
 from meshllm.model.slicing import ModelShape, Range, Slice
+from tests.shapes import LLAMA_1B, shape
 
 GB = 10**9
 
 
-def shape(
-    n_heads: int,
-    n_kv_heads: int,
-    *,
-    n_layers: int = 30,
-    dim: int = 576,
-    head_dim: int = 64,
-    ffn_dim: int = 1536,
-    vocab: int = 49152,
-    bytes_per_weight: float = 0.625,
-) -> ModelShape:
-    """A model with Q4-like weights."""
-
-    def of(weights: int) -> int:
-        return int(weights * bytes_per_weight)
-
-    return ModelShape(
-        n_layers=n_layers,
-        dim=dim,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        ffn_dim=ffn_dim,
-        vocab_size=vocab,
-        context_length=8192,
-        head_bytes=of(n_layers * 2 * dim * head_dim),
-        kv_head_bytes=of(n_layers * 2 * dim * head_dim),
-        ffn_unit_bytes=of(n_layers * 3 * dim),
-        vocab_row_bytes=of(dim),
-        fixed_bytes=n_layers * 2 * dim * 4,
-        head_align=1,
-        ffn_align=32,
-    )
-
-
 SMOLLM2 = shape(9, 3)
 TINYLLAMA = shape(32, 4, n_layers=22, dim=2048, ffn_dim=5632, vocab=32000)
-LLAMA_1B = shape(32, 8, n_layers=16, dim=2048, ffn_dim=8192, vocab=128256)
 SHAPES = {
     "SmolLM2-135M": SMOLLM2,
     "TinyLlama": TINYLLAMA,

@@ -13,26 +13,9 @@ from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import ModelHash
 from meshllm.mesh.outbox import Outbox
 from meshllm.mesh.planning import Planning, Situation
-from meshllm.model.slicing import ModelShape
+from tests.shapes import LLAMA_1B
 
-SHAPE = ModelShape(
-    n_layers=16,
-    dim=2048,
-    n_heads=32,
-    n_kv_heads=8,
-    head_dim=64,
-    ffn_dim=8192,
-    vocab_size=128256,
-    context_length=4096,
-    head_bytes=147456,
-    kv_head_bytes=147456,
-    ffn_unit_bytes=3456,
-    vocab_row_bytes=2176,
-    fixed_bytes=10**6,
-    head_align=1,
-    ffn_align=32,
-)
-MODEL = ModelFacts(hash=ModelHash("ab" * 32), name="one", shape=SHAPE)
+MODEL = ModelFacts(hash=ModelHash("ab" * 32), name="one", shape=LLAMA_1B)
 ONE, TWO = NodeId("1" * 16), NodeId("2" * 16)
 
 
@@ -41,7 +24,7 @@ def device(node: NodeId, read_gbps: float) -> Device:
 
 
 def layout(devices: list[Device]) -> Layout:
-    found = plan(devices, [], SHAPE, mode="all", context=4096, slots=1, exchange="f16", driver=ONE)
+    found = plan(devices, [], LLAMA_1B, mode="all", context=4096, slots=1, exchange="f16", driver=ONE)
     assert isinstance(found, Layout)
     return found
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.margins import first_small
 from tests.system.mesh import Mesh, why_no_namespaces
-
-CLEAR_MARGIN = 0.5  # nats between best and second: below it either may come first, since activations are rounded
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def greedy(golden: Callable[[str], Any]) -> Callable[[str], list[Greedy]]:
     def of(quant: str) -> list[Greedy]:
         found = []
         for case in golden("greedy_vectors")["cases"]:
-            clear = next((i for i, m in enumerate(case["margins"]) if m < CLEAR_MARGIN), len(case["margins"]))
+            clear = first_small(case["margins"])
             if case["quant"] == quant and clear:
                 found.append(Greedy(tuple(case["prompt_ids"]), tuple(case["greedy_ids"][:clear])))
         assert len(found) > 5

@@ -15,7 +15,7 @@ import pytest
 
 from meshllm.errors import MeshLLMError, UnavailableError
 from meshllm.net.identity import MeshSecret
-from tests.system.conftest import CLEAR_MARGIN
+from tests.margins import first_small
 from tests.system.mesh import Daemon, Mesh, bridged_hosts, error_of, serves, set_link
 
 LOSS_S = 5.0  # from the death of a rank to the error at the reader; 2 s by heartbeat, the rest for a busy machine
@@ -82,8 +82,7 @@ def test_lost_rank_ends_the_answer_with_its_name_and_the_survivors_go_on(
 def _clear_tokens(choice: dict[str, Any]) -> list[int]:
     """Tokens up to the first that another might have taken the place of: what other parts may not change."""
     margins = [max(top.values()) - min(top.values()) for top in choice["logprobs"]["top_logprobs"]]
-    clear = next((i for i, margin in enumerate(margins) if margin < CLEAR_MARGIN), len(margins))
-    return list(choice["token_ids"][:clear])
+    return list(choice["token_ids"][: first_small(margins)])
 
 
 def test_lone_survivor_answers_alone_and_takes_the_returned_peer_back(mesh: Mesh, smollm2_path) -> None:
