@@ -40,6 +40,7 @@ from meshllm.net.listener import bind
 from meshllm.settings import DEFAULT_PORT, PORT_TRIES, split_address
 
 SWITCH_INTERVAL_S: Final = 1e-4  # a thread that comes back from C waits so long for the interpreter, not 5 ms
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 DATA_LOOP_STOP_S: Final = 3.0
 API_STOP_S: Final = 3.0  # for streams to write their last event
 
@@ -62,6 +63,9 @@ def run(config: Config) -> int:
             trio.run(_main, config, log, os.environ)
         except* MeshLLMError as group:
             raise _first(group) from group
+        finally:
+            for number in STOP_SIGNALS:  # for the interpreter's own end, which restores the default of handlers
+                signal.signal(number, signal.SIG_IGN)
     log.info("stopped")
     return 0
 
@@ -94,10 +98,15 @@ def _first(error: BaseException) -> BaseException:
 async def _main(config: Config, log: Logger, environment: Mapping[str, str]) -> None:
     tcp = split_address(config.tcp) if config.tcp is not None else None
     inherited = take_listening_sockets(environment)
+    early: list[int] = []
+    for number in STOP_SIGNALS:  # what the receiver leaves behind: one that comes on the way out changes nothing
+        signal.signal(number, lambda number, _: early.append(number))
     with (
-        trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+        trio.open_signal_receiver(*STOP_SIGNALS) as signals,
         open_sockets(config.socket, config.socket_mode, config.socket_group, tcp, inherited) as api_sockets,
     ):
+        if early:
+            return
         parts = _make_parts(config, log)
         try:
             await _serve(config, parts, api_sockets, signals, Notifier(environment), log)
