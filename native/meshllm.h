@@ -150,6 +150,12 @@ void meshllm_gumbel(uint64_t seed, uint32_t position, uint32_t n, const uint32_t
 // argmax over i of logits[i] / temperature + noise(seed, position, first_id + i); the winner's perturbed value in *value.
 uint32_t meshllm_gumbel_argmax(uint64_t seed, uint32_t position, uint32_t first_id, double temperature, uint32_t n, const float *logits, double *value);
 
+// A read of a mapped file that fails (the file was cut short, its disk is broken) ends the process, unless the map is guarded: it then
+// reads as zeros from there to its end, and meshllm_lost_maps() counts one more. map: at a page; at most 16 at a time; for any thread.
+int meshllm_guard_map(const void *map, size_t size);
+void meshllm_unguard_map(const void *map);
+uint64_t meshllm_lost_maps(void);
+
 // Bytes a second of the fastest read this engine's threads reach over size bytes (a multiple of 64) at data, as the matmul kernels read.
 double meshllm_measure_bandwidth(struct meshllm_engine *engine, size_t size, const void *data, double min_seconds);
 /* cdef: end */

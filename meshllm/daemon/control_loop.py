@@ -353,7 +353,7 @@ class ControlLoop:
                 layout=action.layout,
                 rank=action.rank,
                 is_driver=action.driver,
-                model_path=served.file.path,
+                model_file=served.file,
                 members=action.members,
             )
         )

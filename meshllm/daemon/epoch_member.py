@@ -31,7 +31,7 @@ from meshllm.daemon.step_costs import CostCounter
 from meshllm.daemon.step_driver import StepDriver
 from meshllm.daemon.step_runner import HungMemberError, StepRunner
 from meshllm.engine.executor import BatchStoppedError
-from meshllm.errors import KernelError, MeshLLMError
+from meshllm.errors import KernelError, MeshLLMError, ModelFileError
 from meshllm.kernels.binding import Kernels
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.messages import Candidates, Leave, RequestId, Submit
@@ -137,7 +137,7 @@ class EpochMember:
             return await self._follow(runner)
         except (LinkFaultError, MemberFaultError, MemberLeftError, HungMemberError) as error:
             return self._broken(error.node, str(error))
-        except (BatchStoppedError, KernelError) as error:
+        except (BatchStoppedError, KernelError, ModelFileError) as error:
             return self._broken(self._own, str(error))
         except Exception as error:  # as above
             structlog.get_logger().exception("step_failed", epoch=self.epoch.counter)
@@ -152,7 +152,7 @@ class EpochMember:
         engine = await trio.to_thread.run_sync(
             RankEngine,
             self._kernels,
-            command.model_path,
+            command.model_file,
             layout,
             command.rank,
             abandon_on_cancel=True,  # what is packed by then goes with the last reference to it

@@ -1,6 +1,7 @@
 """What crosses between the two loops, and nothing else does: commands go down to the data loop, events come up.
 
-Values are frozen and no object is shared, with one exception that is handed over for good: the socket of a data link.
+Values are frozen and no object is shared but the model's file, which both only read, and the socket of a data link,
+which is handed over for good.
 Each direction is a Crossing (crossing.py) of bounded length; data_loop.DataLoop has the control loop's ends.
 """
 
@@ -8,11 +9,11 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from meshllm.layout.layout import Layout, NodeId
 from meshllm.mesh.messages import Epoch, RequestId, Submit
+from meshllm.model.model_file import ModelFile
 from meshllm.net.data_link import DataKeys
 from meshllm.parameters import SampledToken
 
@@ -33,7 +34,7 @@ class PrepareEpoch:
     layout: Layout
     rank: int | None
     is_driver: bool
-    model_path: Path
+    model_file: ModelFile
     members: tuple[NodeId, ...]
 
 

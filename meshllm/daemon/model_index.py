@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from meshllm.errors import ConfigError
+from meshllm.model.model_file import file_identity
 
 MAX_HASHES: Final = 256  # remembered; the oldest go first
 
@@ -80,6 +81,5 @@ class IndexFile:
 
 
 def identity_of(path: Path) -> str:
-    """Changes when the file is replaced or written to: "device:inode:size:mtime_ns"."""
-    status = path.stat()
-    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+    """Of the file that is there now: see file_identity."""
+    return file_identity(path.stat())

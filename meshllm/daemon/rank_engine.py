@@ -7,14 +7,14 @@ model's numbers and holds nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from meshllm.engine.executor import Batch, Exchange, Executor, Finished
 from meshllm.engine.kv_cache import SlotHistory
 from meshllm.engine.sampling import Candidates
 from meshllm.engine.weights import load_weights
-from meshllm.kernels.binding import Kernels
+from meshllm.errors import ModelFileError
+from meshllm.kernels.binding import Kernels, lost_maps
 from meshllm.layout.layout import Layout
 from meshllm.mesh.exchange import ExchangeSchedule, data_frame_limit, make_schedule
 from meshllm.mesh.messages import Step
@@ -27,14 +27,15 @@ MAX_STEP_TOKENS: Final = 256  # rows of a step
 class RankEngine:
     """See the head of this file. `schedule`: the exchanges of a step; empty on a driver without a slice."""
 
-    def __init__(self, kernels: Kernels, model_path: Path, layout: Layout, rank: int | None) -> None:
-        """Blocks for as long as packing takes.
+    def __init__(self, kernels: Kernels, model_file: ModelFile, layout: Layout, rank: int | None) -> None:
+        """Blocks for as long as packing takes. The file's map is guarded (see binding.guard_map).
 
-        Raises NoModelError, ModelFileError, SliceError or KernelError; what was taken is then free again.
+        Raises ModelFileError, SliceError or KernelError; what was taken is then free again.
         """
         self._executor: Executor | None = None
         self._step: Step | None = None
-        self._file = ModelFile.open(model_path)
+        self._file = model_file
+        self._lost_maps = lost_maps()
         try:
             h = self._file.hyperparameters
             self.vocab_size = h.vocab_size
@@ -45,6 +46,7 @@ class RankEngine:
             self._history = SlotHistory(layout.slots, layout.context)
             if rank is not None:
                 self._pack(kernels, layout, rank)
+            self._check_file()
         except BaseException:
             self.close()
             raise
@@ -71,8 +73,13 @@ class RankEngine:
         self._step = step
 
     def run(self) -> Exchange | Finished:
-        """To the next exchange or the end. Raises BatchStoppedError after `stop`."""
-        return self._held().run()
+        """To the next exchange or the end. Raises BatchStoppedError after `stop`, ModelFileError where the file lost
+        what the step has read.
+        """
+        stop = self._held().run()
+        if isinstance(stop, Finished) and lost_maps() != self._lost_maps:
+            self._check_file()
+        return stop
 
     def supply(self, partials: Sequence[memoryview | bytes]) -> None:
         """The partials of the exchange that `run` stopped at, in rank order."""
@@ -101,11 +108,15 @@ class RankEngine:
             executor.stop()
 
     def close(self) -> None:
-        """Frees slice, cache and the file's map. May be called again."""
+        """Frees slice and cache. May be called again."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.close()
-        self._file.close()
+
+    def _check_file(self) -> None:
+        self._file.check_unchanged()
+        if lost_maps() != self._lost_maps:
+            raise ModelFileError(f"{self._file.path}: can no longer be read as a whole; check its disk")
 
     def _pack(self, kernels: Kernels, layout: Layout, rank: int) -> None:
         formats = {name: tensor.format for name, tensor in self._file.gguf.tensors.items()}

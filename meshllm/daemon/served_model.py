@@ -1,7 +1,8 @@
 """The one model that a daemon serves: found in the store, opened in a worker thread, looked for again where there is
 none.
 
-A model that is served stays: another one pulled meanwhile is served after a restart, or when it is asked for by name.
+A model that is served stays: another one pulled meanwhile is served after a restart, or when it is asked for by name,
+and a file that takes its path is not read. It goes when somebody writes into its file; what is there then is opened.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Never
 
 import trio
 
+from meshllm.daemon.model_index import identity_of
 from meshllm.daemon.model_store import ModelStore
-from meshllm.errors import MeshLLMError, NoModelError, UnavailableError
+from meshllm.errors import MeshLLMError, ModelFileError, NoModelError, UnavailableError
+from meshllm.kernels.binding import guard_map
 from meshllm.mesh.facts import ModelFacts
 from meshllm.mesh.messages import ModelHash
 from meshllm.model.model_file import ModelFile
 from meshllm.model.weight_sizes import measure_shape
 from meshllm.status import DaemonState, ModelStatus
 
-POLL_S: Final = 1.0  # between looks for a model while there is none: two stats
+POLL_S: Final = 1.0  # between looks for a model while there is none, and at the one that is served: a stat or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +96,36 @@ class ModelFollower:
         self._again.set()
 
     async def run(self) -> None:
-        """Looks until there is a model, then ends. An error is told once for each change of the files."""
+        """Looks until there is a model, and again when its file was changed. An error is told once for each change of
+        the files.
+        """
         while True:
             self._again = trio.Event()
             stamp = self._stamp()
             try:
                 self.served = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
                 self.error = None
+                self._changed()
+                await self._watch(self.served)
             except MeshLLMError as error:
-                self.error = error
-            self._changed()
-            if self.served is not None:
-                return
+                self.served, self.error = None, error
+                self._changed()
             while self._stamp() == stamp and not self._again.is_set():
                 with trio.move_on_after(POLL_S):
                     await self._again.wait()
+
+    async def _watch(self, served: ServedModel) -> Never:
+        while True:
+            await trio.sleep(POLL_S)
+            served.file.check_unchanged()
 
     def _open(self) -> ServedModel:
         stored = self._store.resolve(self._wanted)
         file = ModelFile.open(stored.path)
         try:
+            guard_map(file, file.data)
+            if file.identity != identity_of(stored.path) or self._store.sha256_of(stored.path) != stored.sha256:
+                raise ModelFileError(f"{stored.path}: the file was replaced while it was opened; it is opened again")
             _ = file.hyperparameters, file.tokenizer, file.chat_template  # slow the first time: here, not in the loop
         except BaseException:
             file.close()

@@ -68,7 +68,7 @@ class StepRunner:
     async def run(self, step: Step) -> list[Candidates]:
         """This rank's part of a step: candidates of its vocabulary for each entry with sampling.
 
-        Raises BatchStoppedError, KernelError, and all that `until` raises.
+        Raises BatchStoppedError, KernelError, ModelFileError, and all that `until` raises.
         """
         n_tokens = sum(len(entry.tokens) for entry in step.entries)
         limit_s = self.patience.limit_s(n_tokens)

@@ -16,7 +16,8 @@ import numpy as np
 from meshllm.engine.executor import Batch, Executor, Finished
 from meshllm.engine.weights import load_weights
 from meshllm.errors import KernelError, UsageError
-from meshllm.kernels.binding import Kernels, NativeWeight, allocate_weights
+from meshllm.kernels.binding import Kernels, NativeWeight
+from meshllm.kernels.memory import allocate_weights
 from meshllm.model.compiler import compile_program, whole_slice
 from meshllm.model.formats import Format
 from meshllm.model.model_file import ModelFile

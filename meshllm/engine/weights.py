@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 
 from meshllm.errors import ModelFileError
-from meshllm.kernels.binding import ALIGNMENT, Bytes, Float32, Kernels, NativeWeight, allocate_weights, dequantize_row
+from meshllm.kernels.binding import Float32, Kernels, NativeWeight, dequantize_row
+from meshllm.kernels.memory import ALIGNMENT, Bytes, allocate_weights
 from meshllm.model.formats import Format
 from meshllm.model.model_file import ModelFile
 from meshllm.model.opcodes import Program, WeightKind, WeightRequest

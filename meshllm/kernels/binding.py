@@ -7,8 +7,7 @@ A `Kernels` (an instruction set and its threads) runs one thing at a time: one c
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+import weakref
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
@@ -18,14 +17,12 @@ import numpy.typing as npt
 
 from meshllm._native import ffi, lib
 from meshllm.errors import KernelError
+from meshllm.kernels.memory import ALIGNMENT, Bytes
 
 BLOCK: Final[int] = lib.MESHLLM_BLOCK
 NONE: Final[int] = lib.MESHLLM_NONE
-ALIGNMENT: Final = 64  # of packed weights
-HUGE_PAGE: Final = 2**21
 
 Float32: TypeAlias = npt.NDArray[np.float32]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
 BufferLike: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 Best: TypeAlias = tuple[int, float]  # an index and its value
 
@@ -76,21 +73,18 @@ def list_isas() -> list[tuple[str, bool]]:
     return isas
 
 
-def allocate_weights(size: int) -> Bytes:
-    """Zeroed bytes for packed weights, at a multiple of ALIGNMENT, on huge pages where the system has them.
-
-    The pages are taken when they are written. Freed when the last view is gone. Raises KernelError without memory.
+def guard_map(owner: object, mapped: BufferLike) -> None:
+    """Reads of this map that fail, since its file was cut short or its disk is broken, give zeros and are counted by
+    `lost_maps` from now on, for as long as `owner` lives; without it they end the process. Raises KernelError.
     """
-    try:
-        pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError) as error:
-        raise KernelError(f"no {size} bytes of address space for weights: give this device a smaller slice") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them: small pages are right too, only slower
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(pages, np.uint8)
-    start = -whole.ctypes.data % HUGE_PAGE
-    return whole[start : start + size]
+    view = ffi.from_buffer(mapped)
+    _check(lib.meshllm_guard_map(view, len(view)), "guarding the map of a file")
+    weakref.finalize(owner, lib.meshllm_unguard_map, ffi.cast("void *", view))
+
+
+def lost_maps() -> int:
+    """How often a guarded map has lost pages in this process."""
+    return int(lib.meshllm_lost_maps())
 
 
 class Kernels:

@@ -6,7 +6,9 @@ It never copies weights: `tensor` gives views of the map. Pure but for the map i
 from __future__ import annotations
 
 import mmap
+import os
 import re
+import weakref
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -26,14 +28,20 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 class ModelFile:
     """An open GGUF. A file with a vocabulary alone opens too; only `hyperparameters` refuses it.
 
-    Close it when its views are no longer used; the map itself lives until the last view is gone.
+    It stays the file that was opened when another one takes its name. Close it when its views are no longer used, or
+    leave it to the last reference; the map itself lives until the last view is gone.
     """
 
-    def __init__(self, path: Path, mapped: mmap.mmap | bytes) -> None:
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Takes the descriptor over."""
         self.path = path
         self.name = path.name
-        self._map = mapped
-        self._view = memoryview(mapped)
+        self._descriptor = descriptor
+        self._close = weakref.finalize(self, os.close, descriptor)
+        status = os.fstat(descriptor)
+        self.identity = file_identity(status)
+        self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if status.st_size else b""
+        self._view = memoryview(self._map)
         self.gguf: GgufFile = open_gguf(self._view, self.name)
 
     @classmethod
@@ -43,19 +51,27 @@ class ModelFile:
         try:
             if path.exists() and not path.is_file():  # a FIFO would keep us waiting for ever
                 raise ModelFileError(f"{path}: cannot be read (it is no regular file); choose a readable .gguf file")
-            with path.open("rb") as file:
-                if path.stat().st_size == 0:
-                    return cls(path, b"")
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return cls(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:
             raise NoModelError(f'{path}: no such file; "meshllm models" lists what is here') from None
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise ModelFileError(f"{path}: cannot be read ({reason}); choose a readable .gguf file") from error
-        try:
-            return cls(path, mapped)
         except ModelFileError as error:
             raise _explain_shard(path, error) from None
+
+    @property
+    def data(self) -> memoryview:
+        """The whole file, bytes."""
+        return self._view
+
+    def check_unchanged(self) -> None:
+        """Raises ModelFileError where the file was written to or cut short since it was opened."""
+        if file_identity(os.fstat(self._descriptor)) != self.identity:
+            raise ModelFileError(
+                f"{self.path}: the file was changed while it was in use; replace a model file by renaming another over"
+                " it, never by writing into it"
+            )
 
     @cached_property
     def hyperparameters(self) -> Hyperparameters:
@@ -109,6 +125,7 @@ class ModelFile:
 
     def close(self) -> None:
         """Gives the map up; pages go when the last view of a tensor is gone."""
+        self._close()
         self._view.release()
         if isinstance(self._map, mmap.mmap):
             try:
@@ -123,6 +140,11 @@ class ModelFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def file_identity(status: os.stat_result) -> str:
+    """Changes when a file is replaced or written to: "device:inode:size:mtime_ns"."""
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def _explain_shard(path: Path, error: ModelFileError) -> ModelFileError:

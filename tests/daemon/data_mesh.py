@@ -35,6 +35,7 @@ from meshllm.kernels.binding import Kernels
 from meshllm.layout.layout import ExchangePrecision, Layout, NodeId, Prediction, Share
 from meshllm.mesh.framing import encode_body
 from meshllm.mesh.messages import DataHello, Epoch, ModelHash, Ready, RequestId, Submit
+from meshllm.model.model_file import ModelFile
 from meshllm.model.slicing import Range, Slice
 from meshllm.net.data_link import DataLink, derive_keys
 from meshllm.parameters import SampledToken, SamplingParameters
@@ -159,12 +160,13 @@ class DataMesh:
             if commit:
                 member.loop.post(CommitEpoch(epoch))
 
-    def post_prepare(self, epoch: Epoch, layout: Layout, model: Path) -> None:
+    def post_prepare(self, epoch: Epoch, layout: Layout, model: Path | ModelFile) -> None:
+        file = ModelFile.open(model) if isinstance(model, Path) else model
         for member in self.members:
             others = tuple(node for node in [*self.nodes(), *self.puppets] if node != member.node)
             rank, driver = layout.rank_of(member.node), member.node == epoch.driver
             member.loop.post(
-                PrepareEpoch(epoch=epoch, layout=layout, rank=rank, is_driver=driver, model_path=model, members=others)
+                PrepareEpoch(epoch=epoch, layout=layout, rank=rank, is_driver=driver, model_file=file, members=others)
             )
 
     def wire(self, epoch: Epoch) -> None:

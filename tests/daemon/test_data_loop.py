@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -24,9 +25,11 @@ from meshllm.daemon.loop_bridge import (
     RequestFinished,
     RetireEpoch,
 )
+from meshllm.kernels.binding import guard_map
 from meshllm.layout.layout import Layout
 from meshllm.mesh.framing import encode_body
 from meshllm.mesh.messages import Candidates, DataMessage, Epoch, Partial, Ready, Step, StepEntry
+from meshllm.model.model_file import ModelFile
 from meshllm.parameters import SampledToken, SamplingParameters
 
 LEAST_MARGIN = 0.5  # golden/README: where two tokens are closer than this, either may come first
@@ -254,23 +257,31 @@ async def test_replay_goes_on_where_the_answer_was(smollm2_path: Path) -> None:
     assert end.n_tokens == 12
 
 
-@pytest.fixture
-def truncated(tmp_path: Path, smollm2_path: Path) -> Path:
-    half = tmp_path / "half.gguf"
-    with smollm2_path.open("rb") as whole:
-        half.write_bytes(whole.read(20_000_000))
-    return half
+def _spoil(path: Path, how: str) -> None:
+    if how == "cut short":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        with path.open("r+b") as writer:
+            writer.seek(-100, os.SEEK_END)
+            writer.write(bytes(100))
 
 
-async def test_prepare_is_refused_with_the_reason(truncated: Path) -> None:
+@pytest.mark.parametrize("how", ["cut short", "written into"])
+async def test_prepare_is_refused_where_the_file_changed_since_it_was_opened(
+    how: str, tmp_path: Path, smollm2_path: Path
+) -> None:
     epoch = Epoch(1, node_id(0))
+    path = Path(shutil.copy(smollm2_path, tmp_path / "copy.gguf"))
     async with open_mesh(1) as mesh:
-        mesh.post_prepare(epoch, make_layout(SMOLLM2_SLICES[1], mesh.nodes()), truncated)
+        file = ModelFile.open(path)
+        guard_map(file, file.data)
+        _spoil(path, how)
+        mesh.post_prepare(epoch, make_layout(SMOLLM2_SLICES[1], mesh.nodes()), file)
         (member,) = mesh.members
         await member.until(lambda: member.find(EpochRefused, epoch))
         refused = member.find(EpochRefused, epoch)
         assert refused is not None
-        assert "half.gguf" in refused.reason
+        assert "copy.gguf: the file was changed" in refused.reason
 
 
 async def test_retired_while_it_prepares_leaves_nothing(smollm2_path: Path) -> None:

@@ -11,6 +11,7 @@ from meshllm._native import ffi, lib
 from meshllm.errors import KernelError
 from meshllm.kernels import binding
 from meshllm.kernels.binding import Kernels, NativeProgram, NativeWeight, Precision, RunStatus, list_isas
+from meshllm.kernels.memory import allocate_weights
 from meshllm.model import opcodes
 from meshllm.model.formats import Format
 from meshllm.model.opcodes import BufferKind, Op, Opcode, WeightKind, encode_ops
@@ -91,7 +92,7 @@ def test_wrong_arguments_are_refused_before_c_sees_them() -> None:
     with pytest.raises(KernelError):
         kernels.packed_size(Format.Q6_K, 8, 256)
     size = kernels.packed_size(F32, 8, 8)
-    place = binding.allocate_weights(size + 64)
+    place = allocate_weights(size + 64)
     tensor = np.zeros((8, 8), np.float32)
     for out, rows, cols, data in (
         (place[:size], (0, 8), (0, 8), tensor[:7]),  # too short a file
