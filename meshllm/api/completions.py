@@ -61,7 +61,7 @@ async def complete_text(request: Request, generator: Generator) -> Response:
     asked.refuse_unserved()
     given = asked.checked_prompt()
     generator.model(asked.model)
-    prompt = await generator.encode_text(given) if isinstance(given, str) else given
+    prompt = await generator.encode_prompt(given) if isinstance(given, str) else given
     work = _prepare(generator, asked, prompt, asked.max_tokens, asked.logprobs, chat=False)
     return await _answer(request, work, asked)
 

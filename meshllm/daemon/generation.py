@@ -17,11 +17,12 @@ import msgspec
 import trio
 
 from meshllm.daemon.control_loop import ControlLoop
+from meshllm.daemon.decode_clock import DecodeClock
 from meshllm.daemon.readers import Delivery
 from meshllm.daemon.served_model import ServedModel
 from meshllm.errors import ContextLengthError, InvalidRequestError, MeshLLMError, UnavailableError
 from meshllm.mesh.messages import Failed, Finished, ModelHash, RequestId, Submit, Tokens
-from meshllm.model.chat_template import ChatTemplate, JsonValue, Message
+from meshllm.model.chat_template import CHATML, ChatTemplate, JsonValue, Message
 from meshllm.model.text_stream import TextStream
 from meshllm.model.tokenizer import Tokenizer
 from meshllm.parameters import SampledToken, SamplingParameters
@@ -29,12 +30,6 @@ from meshllm.status import Status
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 MAX_SEED: Final = 2**64 - 1
-
-# For a file that brings none: ChatML, which most small models know.
-_CHATML: Final = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,24 +115,31 @@ class Generator:
         variables: Mapping[str, object],
     ) -> list[int]:
         """Prompt ids of a conversation by the model's own template. Raises InvalidRequestError in the template's
-        words.
+        words, ContextLengthError.
         """
-        file = self.model().file
-        template = file.chat_template or ChatTemplate(_CHATML, "", "")
+        file, context = self.model().file, self.context_length()
+        template = file.chat_template or ChatTemplate(CHATML, "", "")
 
         def encode() -> list[int]:
-            return template.encode_chat(
+            text, mark = template.render_disarmed(
                 file.tokenizer,
                 cast("Sequence[Message]", messages),
                 cast("Sequence[JsonValue] | None", tools),
                 True,
                 **cast("Mapping[str, JsonValue]", variables),
             )
+            _check_length(file.tokenizer, text, context, "messages")
+            return file.tokenizer.encode_disarmed(text, mark)
 
         return await trio.to_thread.run_sync(encode, abandon_on_cancel=True)  # a long text takes long
 
+    async def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a raw prompt. Raises ContextLengthError."""
+        _check_length(self.tokenizer(), text, self.context_length(), "prompt")
+        return await self.encode_text(text)
+
     async def encode_text(self, text: str, *, parse_special: bool = True, add_bos: bool = True) -> list[int]:
-        """Ids of a raw prompt."""
+        """Ids of any text."""
         tokenizer = self.tokenizer()
 
         def encode() -> list[int]:
@@ -155,11 +157,7 @@ class Generator:
         if bad is not None:
             raise InvalidRequestError(f"token id {bad} is not in the vocabulary of 0 to {vocab_size - 1}", param)
         if n_prompt >= context:
-            raise ContextLengthError(
-                f"the prompt has {n_prompt} tokens, the context holds {context} and an answer needs one:"
-                " shorten the prompt, or start the daemons with a larger --context",
-                param,
-            )
+            raise _too_long(f"{n_prompt} tokens", context, param)
         room = context - n_prompt
         seed = secrets.randbits(64) if request.seed is None else request.seed
         submit = Submit(
@@ -189,7 +187,7 @@ class Generator:
     async def _pieces(
         self, deliveries: trio.MemoryReceiveChannel[Delivery], text: TextStream
     ) -> AsyncGenerator[Piece | Finish, None]:
-        clock = _DecodeClock()
+        clock = DecodeClock()
         async for delivery in deliveries:
             match delivery:
                 case Tokens(tokens=tokens):
@@ -216,30 +214,26 @@ class Generator:
                     assert_never(never)
         raise UnavailableError("the daemon is stopping: ask again when it runs")
 
-    def _finish(self, reason: FinishReason, clock: _DecodeClock) -> Finish:
+    def _finish(self, reason: FinishReason, clock: DecodeClock) -> Finish:
         status = self._control.status()
         names = {peer.id: peer.name for peer in status.peers}
         ranks = status.layout.ranks if status.layout is not None else ()
         return Finish(reason, clock.tokens, clock.tok_s(), tuple(names.get(node, node) for node in ranks))
 
 
-@dataclass(slots=True)
-class _DecodeClock:
-    """Tokens and the time between the first and the last of them."""
+def _check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:
+    """Before it is encoded: megabytes of text, which no context holds, would take seconds and gigabytes."""
+    least = tokenizer.least_tokens(text)
+    if least >= context:
+        raise _too_long(f"{len(text)} characters, so {least} tokens or more", context, param)
 
-    tokens: int = 0
-    first_s: float = 0.0
-    last_s: float = 0.0
-    _at_first: int = 0
 
-    def take(self, n: int, now: float) -> None:
-        if not self.tokens:
-            self.first_s, self._at_first = now, n
-        self.tokens, self.last_s = self.tokens + n, now
-
-    def tok_s(self) -> float | None:
-        took = self.last_s - self.first_s
-        return (self.tokens - self._at_first) / took if took > 0 and self.tokens > self._at_first else None
+def _too_long(found: str, context: int, param: str) -> ContextLengthError:
+    return ContextLengthError(
+        f"the prompt has {found}, the context holds {context} tokens and an answer needs one: shorten the prompt, or"
+        " start the daemons with a larger --context",
+        param,
+    )
 
 
 def _error_of(failed: Failed) -> MeshLLMError:

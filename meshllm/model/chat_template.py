@@ -34,6 +34,12 @@ _GENERATION_TAG: Final = re.compile(r"{%(?P<open>[-+]?)\s*(?P<end>end)?generatio
 # Noncharacters: in no text that means anything. The first that a conversation does not hold becomes the mark.
 _MARKS: Final = tuple(chr(code) for code in (*range(0xFDD0, 0xFDF0), *range(0x100000, 0x10FFFE)))
 
+# For a file that brings none: ChatML, which most small models know.
+CHATML: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 JsonValue: TypeAlias = "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Message: TypeAlias = Mapping[str, JsonValue]
 
@@ -84,10 +90,22 @@ class ChatTemplate:
 
         Raises InvalidRequestError as `render`.
         """
+        return tokenizer.encode_disarmed(
+            *self.render_disarmed(tokenizer, messages, tools, add_generation_prompt, **kwargs)
+        )
+
+    def render_disarmed(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        tools: Sequence[JsonValue] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: JsonValue,
+    ) -> tuple[str, str]:
+        """What `encode_chat` encodes: see Tokenizer.encode_disarmed. Raises InvalidRequestError as `render`."""
         conversation = _Conversation(messages, tools, add_generation_prompt, kwargs)
         mark = _unused_mark(self._source, conversation)
-        prompt = self._render(conversation, lambda text: tokenizer.disarm(text, mark), mark)
-        return tokenizer.encode_disarmed(prompt, mark)
+        return self._render(conversation, lambda text: tokenizer.disarm(text, mark), mark), mark
 
     def _render(self, conversation: _Conversation, disarm: Callable[[str], str], mark: str) -> str:
         n_chars = sum(len(text) for text in conversation.texts())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
@@ -22,6 +23,7 @@ from meshllm.model.special_tokens import SpecialTokens
 from meshllm.model.vocabulary import TokenKind, Vocabulary, read_vocabulary
 
 _MAX_MERGES: Final = 2**22
+_MAX_COMPOSED: Final = 4  # characters that NFC makes one of
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -41,6 +43,9 @@ class Tokenizer:
         self._user_defined = SpecialTokens(always)
         self._special = SpecialTokens({**always, **control})
         self._control = SpecialTokens(control)
+        # Characters that one token can stand for; an unknown token of SPM stands for any number.
+        joins = vocabulary.model == "spm" and not vocabulary.of_kind(TokenKind.BYTE)
+        self._widest = sys.maxsize if joins else _MAX_COMPOSED * max(map(len, vocabulary.texts), default=1)
 
     @classmethod
     def from_gguf(cls, gguf: GgufFile) -> Self:
@@ -76,6 +81,10 @@ class Tokenizer:
     def text_of(self, token: int | None) -> str:
         """The text of a token as the vocabulary has it, for templates; "" for None."""
         return "" if token is None else self._vocabulary.texts[token]
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound, at once, of the tokens of a text; characters that the vocabulary lacks count like others."""
+        return len(text) // self._widest
 
     def encode(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
         """Ids of a text. parse_special: control tokens written in it become those tokens; else they stay text.

@@ -12,6 +12,7 @@ import pytest
 from meshllm.daemon.generation import Finish, GenerationRequest, Generator, Piece
 from meshllm.errors import ContextLengthError, InvalidRequestError, UnavailableError
 from meshllm.model.model_file import ModelFile
+from meshllm.model.tokenizer import Tokenizer
 from meshllm.parameters import SamplingParameters
 from meshllm.status import LayoutStatus, PeerStatus
 from tests.emitting_control import STATUS, EmittingControl, fails_with
@@ -51,6 +52,20 @@ async def test_ctx_03_an_answer_gets_what_the_prompt_leaves(control: EmittingCon
         with pytest.raises(ContextLengthError, match=f"{n} tokens, the context holds 16") as caught:
             generator.check(request(*[1] * n), "messages")
         assert caught.value.param == "messages"
+
+
+async def test_a_text_that_no_context_holds_is_refused_before_it_is_encoded(
+    control: EmittingControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("encode", "encode_disarmed"):
+        monkeypatch.setattr(Tokenizer, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+    text, generator = "word " * 3_000_000, control.generator(context=4096)
+    with pytest.raises(ContextLengthError, match=r"15000000 characters, so \d+ tokens or more") as caught:
+        await generator.encode_prompt(text)
+    assert caught.value.param == "prompt"
+    with pytest.raises(ContextLengthError, match=r"\d+ tokens or more, the context holds 4096") as caught:
+        await generator.encode_chat([{"role": "user", "content": text}], None, {})
+    assert caught.value.param == "messages"
 
 
 async def test_context_is_the_least_of_configuration_model_and_layout(control: EmittingControl) -> None:

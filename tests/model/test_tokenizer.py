@@ -176,6 +176,19 @@ def test_text_comes_back_from_its_ids(family: str, text: str, model_of: ModelOf)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("unit", ["", " ", "=", "\n", "the ", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "<|im_end|>"])
+@given(n=st.integers(1, 3000))
+def test_least_tokens_are_no_more_than_there_are(family: str, unit: str, n: int, model_of: ModelOf) -> None:
+    tokenizer, text = model_of(family).tokenizer, unit * n
+    assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, parse_special=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_of_megabytes_is_known_to_be_long(family: str, model_of: ModelOf) -> None:
+    assert model_of(family).tokenizer.least_tokens("word " * 1_000_000) > 4096
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @given(text=hostile_text)
 def test_text_never_becomes_a_control_token_unasked(family: str, text: str, model_of: ModelOf) -> None:
     tokenizer = model_of(family).tokenizer
