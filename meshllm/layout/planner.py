@@ -92,7 +92,8 @@ def plan(
     unfit = {device.node: reason for device in devices if (reason := _unfit(device, shape))}
     fit = sorted((d for d in devices if d.node not in unfit), key=lambda d: (-d.read_gbps, d.node))
     if not fit:
-        return CannotPlan("no device can take part: " + "; ".join(sorted(set(unfit.values()))))
+        reasons = "; ".join(sorted(set(unfit.values())))
+        return CannotPlan("no device can take part" + (reasons and f": {reasons}"))
     if isinstance(mode, int) and len(fit) < mode:
         return CannotPlan(f"the layout wants {mode} devices, {len(fit)} can serve this model: add devices")
     precision: ExchangePrecision = "f16" if exchange == "q8_0" and shape.dim % 32 else exchange

@@ -148,9 +148,10 @@ class Planning:
             driver=self._own,
         )
         if isinstance(found, CannotPlan):
-            if found.reason != self.problem:
-                self._out.report("plan_failed", reason=found.reason)
-            self.problem = found.reason
+            excluded = "" if devices else ": " + "; ".join(sorted({reason for _, reason in situation.left_out}))
+            if (problem := found.reason + excluded) != self.problem:
+                self._out.report("plan_failed", reason=problem)
+            self.problem = problem
             return None
         self.problem = None
         return msgspec.structs.replace(found, left_out=found.left_out + situation.left_out), situation

@@ -23,6 +23,22 @@ def device(node: NodeId, read_gbps: float) -> Device:
     return Device(node=node, read_gbps=read_gbps, matmul_gops=100.0, usable_bytes=4 << 30)
 
 
+def planning_of_one() -> Planning:
+    config = NodeConfig(
+        node=ONE, incarnation=1, name="one", port=4000, build="t", threads=1, isa="x", layout_mode="all"
+    )
+    return Planning(config, Membership(), EpochBook(ONE, Outbox()), Outbox())
+
+
+def test_a_device_that_is_excluded_from_its_own_plan_says_why() -> None:
+    planning = planning_of_one()
+    planning.model, planning.device = MODEL, device(ONE, 10.0)
+    assert planning.plan(1.0) is not None
+    planning.exclude(ONE, "its memory is full", 2.0)
+    assert planning.plan(3.0) is None
+    assert planning.problem == "no device can take part: its memory is full"
+
+
 def layout(devices: list[Device]) -> Layout:
     found = plan(devices, [], LLAMA_1B, mode="all", context=4096, slots=1, exchange="f16", driver=ONE)
     assert isinstance(found, Layout)
@@ -31,10 +47,7 @@ def layout(devices: list[Device]) -> Layout:
 
 @pytest.mark.parametrize(("read_gbps", "moves"), [(10.0, False), (9.7, False), (10.3, False), (4.0, True)])
 def test_a_device_seen_slower_or_faster_at_work_moves_the_mesh_only_for_a_gain(read_gbps: float, moves: bool) -> None:
-    config = NodeConfig(
-        node=ONE, incarnation=1, name="one", port=4000, build="t", threads=1, isa="x", layout_mode="all"
-    )
-    planning = Planning(config, Membership(), EpochBook(ONE, Outbox()), Outbox())
+    planning = planning_of_one()
     now = [device(ONE, 10.0), device(TWO, read_gbps)]
     old, new = layout([device(ONE, 10.0), device(TWO, 10.0)]), layout(now)
     situation = Situation(MODEL, tuple((1, one) for one in now), ())
