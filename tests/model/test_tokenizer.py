@@ -176,7 +176,9 @@ def test_text_comes_back_from_its_ids(family: str, text: str, model_of: ModelOf)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("unit", ["", " ", "=", "\n", "the ", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "<|im_end|>"])
+@pytest.mark.parametrize(
+    "unit", ["", " ", "=", "\n", "the ", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "<|im_end|>"]
+)
 @given(n=st.integers(1, 3000))
 def test_least_tokens_are_no_more_than_there_are(family: str, unit: str, n: int, model_of: ModelOf) -> None:
     tokenizer, text = model_of(family).tokenizer, unit * n
