@@ -21,6 +21,8 @@ struct q8_tile { // activations of up to TILE tokens
     size_t n_blocks; // of a token
 };
 
+ALWAYS_INLINE size_t tile_of(size_t n_tokens) { return n_tokens >= TILE ? TILE : n_tokens > 4 ? 4 : n_tokens; } // to do at once
+
 ALWAYS_INLINE vf add_scaled(vf acc, uint32_t format, const uint8_t *block, vi dot, float scale, const int32_t *sum) {
     vf scales = vf_load_f16((const uint16_t *)block);
     if (format == MESHLLM_Q4_1) {
@@ -79,13 +81,15 @@ ALWAYS_INLINE void multiply_pair(float *out, const struct matrix *w, size_t pane
 ALWAYS_INLINE void multiply_panel(float *out, size_t out_stride, const struct matrix *w, size_t panel, uint32_t format, size_t n_tokens,
                                   const struct q8_rows *q8) {
     size_t n_blocks = w->n_cols / MESHLLM_BLOCK;
-    for (size_t t = 0; t < n_tokens; t += TILE) {
+    for (size_t t = 0, n; t < n_tokens; t += n) {
         struct q8_tile tile = {q8->values + t * w->n_cols, q8->scales + t * n_blocks, q8->sums + t * n_blocks, n_blocks};
         float *to = out + t * out_stride;
-        switch (n_tokens - t) { // a constant count in each call
+        n = tile_of(n_tokens - t);
+        switch (n) { // a constant count in each call
         case 1: multiply_tile(to, out_stride, w, panel, format, &tile, 1); break;
         case 2: multiply_tile(to, out_stride, w, panel, format, &tile, 2); break;
         case 3: multiply_tile(to, out_stride, w, panel, format, &tile, 3); break;
+        case 4: multiply_tile(to, out_stride, w, panel, format, &tile, 4); break;
         default: multiply_tile(to, out_stride, w, panel, format, &tile, TILE);
         }
     }
@@ -147,11 +151,13 @@ ALWAYS_INLINE void add_strip_tile(float *sums, const float *const strip[2], size
 }
 
 ALWAYS_INLINE void add_strip(float *sums, const float *const strip[2], size_t n_cols, const float *in, size_t in_stride, size_t n_tokens) {
-    for (size_t t = 0; t < n_tokens; t += TILE, sums += TILE * 2 * LANES, in += TILE * in_stride) {
-        switch (n_tokens - t) { // a constant count in each call
+    for (size_t t = 0, n; t < n_tokens; t += n, sums += n * 2 * LANES, in += n * in_stride) {
+        n = tile_of(n_tokens - t);
+        switch (n) { // a constant count in each call
         case 1: add_strip_tile(sums, strip, n_cols, in, in_stride, 1); break;
         case 2: add_strip_tile(sums, strip, n_cols, in, in_stride, 2); break;
         case 3: add_strip_tile(sums, strip, n_cols, in, in_stride, 3); break;
+        case 4: add_strip_tile(sums, strip, n_cols, in, in_stride, 4); break;
         default: add_strip_tile(sums, strip, n_cols, in, in_stride, TILE);
         }
     }

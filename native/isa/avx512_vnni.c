@@ -1,0 +1,74 @@
+// AVX512 with VNNI: sixteen lanes, panels of sixteen rows, four products and their sum in one instruction. Compiled with the flags of
+// these sets, this file alone.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define TILE 8 // of 32 registers
+#include "body/prelude.h"
+
+#define LANES 16
+typedef __m512 vf;
+typedef __m512i vi;
+
+ALWAYS_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+ALWAYS_INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+ALWAYS_INLINE vf vf_set1(float a) { return _mm512_set1_ps(a); }
+ALWAYS_INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+ALWAYS_INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+ALWAYS_INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+ALWAYS_INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+ALWAYS_INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+ALWAYS_INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+ALWAYS_INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+ALWAYS_INLINE vf vf_pow2(vf n) { // 2^n for whole n in [-126, 127]
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+ALWAYS_INLINE vf vf_select_special(vf x, vf y) { // of exp: 0 below -87, infinity above 88.72, NaN for NaN
+    y = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ), y);
+    y = _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, _mm512_set1_ps(88.72f), _CMP_GT_OQ), _mm512_set1_ps(INFINITY));
+    return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+}
+ALWAYS_INLINE float vf_reduce_add(vf a) { return _mm512_reduce_add_ps(a); }
+ALWAYS_INLINE float vf_reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
+ALWAYS_INLINE vf vf_of_vi(vi a) { return _mm512_cvtepi32_ps(a); }
+ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+ALWAYS_INLINE void vf_store_f16(uint16_t *p, vf a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+ALWAYS_INLINE vi vi_set1(int32_t a) { return _mm512_set1_epi32(a); }
+ALWAYS_INLINE vi vi_set1_times8(const int32_t *p) { return _mm512_slli_epi32(_mm512_set1_epi32(*p), 3); }
+ALWAYS_INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+ALWAYS_INLINE vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+ALWAYS_INLINE vi vi_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+ALWAYS_INLINE void vi_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
+
+ALWAYS_INLINE vi four_of(const int8_t *a) { // four activations, in every lane
+    int32_t four;
+    memcpy(&four, a, 4);
+    return _mm512_set1_epi32(four);
+}
+
+// dpbusd wants one side unsigned: |w| * sign(w) a; |-128| is 128 as unsigned.
+ALWAYS_INLINE vi add_bytes(vi sum, vi w, vi four) {
+    return _mm512_dpbusd_epi32(sum, _mm512_abs_epi8(w), _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), _mm512_setzero_si512(), four));
+}
+
+ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
+    const __m512i low = _mm512_set1_epi8(15);
+    for (size_t i = 0; i < n; i++) sums[i] = _mm512_setzero_si512();
+    for (size_t g = 0; g < (format == MESHLLM_Q8_0 ? 8 : 4); g++)
+        for (size_t i = 0; i < n; i++) { // group by group, so that weights unpacked for all tokens need no registers of their own
+            const int8_t *a = values + i * a_step + 4 * g;
+            __m512i w = vi_load(groups + i * w_step + 64 * g);
+            if (format == MESHLLM_Q8_0) sums[i] = add_bytes(sums[i], w, four_of(a));
+            else {
+                sums[i] = _mm512_dpbusd_epi32(sums[i], _mm512_and_si512(w, low), four_of(a));
+                sums[i] = _mm512_dpbusd_epi32(sums[i], _mm512_and_si512(_mm512_srli_epi16(w, 4), low), four_of(a + 16));
+            }
+        }
+}
+
+#include "body/bodies.h"
+KERNELS_TABLE(kernels_avx512_vnni, "avx512-vnni")
+#else
+typedef int no_avx512_here; // ISO C forbids an empty file
+#endif
