@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from typing import Final, NoReturn, TypeVar
 
 import msgspec
@@ -97,7 +98,10 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     except RecursionError:
         raise InvalidRequestError("the body is nested too deep: a request needs a few levels") from None
     except ValueError as error:  # syntax, not UTF-8, or a number of thousands of digits
-        raise InvalidRequestError(f"the body is not valid JSON: {str(error).splitlines()[0]}") from None
+        words = str(error).splitlines()[0]
+        if "integer string conversion" in words:
+            words = f"a number has more than {sys.get_int_max_str_digits()} digits"
+        raise InvalidRequestError(f"the body is not valid JSON: {words}") from None
     if not isinstance(parsed, dict):
         raise InvalidRequestError(f"the body is a JSON {_json_name(parsed)}, expected an object")
     try:

@@ -19,6 +19,7 @@ MAX_CHOICES: Final = 8
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_SEED: Final = 2**64 - 1
+MAX_MESSAGE_CHARS: Final = 1000  # of an error
 
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
@@ -199,6 +200,7 @@ ErrorType: TypeAlias = Literal["invalid_request_error", "server_error"]
 
 
 def error_object(message: str, status: int, code: str, param: str | None) -> dict[str, object]:
-    """OpenAI's error shape."""
+    """OpenAI's error shape; a message that quotes a long value is cut."""
+    message = message if len(message) <= MAX_MESSAGE_CHARS else message[:MAX_MESSAGE_CHARS] + "…"
     kind: ErrorType = "invalid_request_error" if 400 <= status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -60,7 +60,7 @@ def test_samp_05_numbers_that_cannot_be_are_refused_by_name(api: Api, fields: st
         (b"\xff\xfe{}", "not valid JSON"),
         (b'{"a":' * 5000, "nested too deep"),
         (b"[" * 200_000, "nested too deep"),
-        (b'{"messages": ' + b"9" * 6000 + b"}", "not valid JSON"),
+        (b'{"messages": ' + b"9" * 6000 + b"}", "not valid JSON: a number has more than 4300 digits"),
         (b"{}", "messages"),
     ],
 )
@@ -110,6 +110,42 @@ def test_unknown_model_is_not_found(api: Api) -> None:
     (card,) = api.request("GET", "/v1/models").json["data"]
     assert api.request("GET", f"/v1/models/{card['id']}").json == card
     assert api.chat(model=card["id"]).status == api.chat(model=card["sha256"]).status == 200
+
+
+def test_a_long_value_is_not_sent_back_whole(api: Api) -> None:
+    answers = [api.chat(model="x" * 100_000), api.post(CHAT, messages=[{"role": "r" * 100_000, "content": "x"}])]
+    assert [answer.status for answer in answers] == [404, 400]
+    assert max(len(answer.body) for answer in answers) < 2000
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"hello\r\n\r\n", 400, "bad_request"),
+        ("GET /\xfc HTTP/1.1\r\nHost: x\r\n\r\n".encode("latin1"), 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nBad Header: x\r\n\r\n", 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nLong: " + b"x" * 200_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (PREFACE, 505, "http_version_not_supported"),
+    ],
+    ids=["garbage", "path", "header", "long", "HTTP/2"],
+)
+def test_a_head_that_cannot_be_is_told_in_the_same_shape(api: Api, sent: bytes, status: int, code: str) -> None:
+    head, _, content = api.raw(sent, timeout_s=5).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    error = json.loads(content)["error"]
+    assert error["code"] == code
+    assert error["message"]
+
+
+def test_an_upgrade_to_http_2_is_not_made(api: Api) -> None:
+    got = api.raw(
+        b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\n"
+        b"HTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+    )
+    assert got.startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [49152], [2**40], ["a", "b"], "", 5, [1, "a"], None])

@@ -20,6 +20,7 @@ from meshllm.api.server import GRACE_S, open_sockets, serve
 from meshllm.errors import ConfigError
 from meshllm.model.model_file import ModelFile
 from tests.emitting_control import EmittingControl
+from tests.system.mesh import free_port
 
 
 @pytest.fixture
@@ -238,6 +239,7 @@ async def test_connections_are_bounded(path: Path, model_file: ModelFile, monkey
                 open_ones = [await trio.open_unix_socket(str(path)) for _ in range(3)]
                 await trio.testing.wait_all_tasks_blocked(0.05)
                 async with await trio.open_unix_socket(str(path)) as one_more:
+                    assert (await one_more.receive_some(4096)).startswith(b"HTTP/1.1 503")
                     assert await one_more.receive_some(1) == b""
                 await open_ones.pop().aclose()
                 await trio.testing.wait_all_tasks_blocked(0.05)
@@ -246,4 +248,46 @@ async def test_connections_are_bounded(path: Path, model_file: ModelFile, monkey
                     assert (await again.receive_some(20)).startswith(b"HTTP/1.1 200")
                 for stream in open_ones:
                     await stream.aclose()
+            stopping.set()
+
+
+async def test_a_full_tcp_socket_keeps_no_local_client_out(
+    path: Path, model_file: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+    stopping, port = trio.Event(), free_port()
+    with open_sockets(path, 0o660, None, ("127.0.0.1", port), ()) as sockets:
+        async with trio.open_nursery() as nursery:
+            generator = EmittingControl(model_file, (1,)).generator()
+            await nursery.start(serve, generator, sockets, stopping, structlog.get_logger())
+            with trio.fail_after(20):
+                open_ones = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
+                assert (await open_ones[2].receive_some(4096)).startswith(b"HTTP/1.1 503")
+                async with await trio.open_unix_socket(str(path)) as local:
+                    await local.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                    assert (await local.receive_some(20)).startswith(b"HTTP/1.1 200")
+                for stream in open_ones:
+                    await stream.aclose()
+            stopping.set()
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "further"])
+async def test_a_head_that_never_ends_ends_its_connection(
+    before: bytes, path: Path, model_file: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(connections._Handler, "_limit_s", 0.5)
+    stopping = trio.Event()
+    with open_sockets(path, 0o660, None, None, ()) as sockets:
+        async with trio.open_nursery() as nursery:
+            generator = EmittingControl(model_file, (1,)).generator()
+            await nursery.start(serve, generator, sockets, stopping, structlog.get_logger())
+            with trio.fail_after(20):
+                async with await trio.open_unix_socket(str(path)) as slow:
+                    if before:
+                        await slow.send_all(before)
+                        assert (await slow.receive_some(4096)).startswith(b"HTTP/1.1 200")
+                    await slow.send_all(b"GET /health HTTP/1.1\r\nHo")
+                    while await slow.receive_some(4096):
+                        continue
             stopping.set()
