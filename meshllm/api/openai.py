@@ -13,12 +13,10 @@ from msgspec import Meta
 
 from meshllm.api.messages import Message, template_message
 from meshllm.errors import InvalidRequestError
+from meshllm.limits import MAX_SEED, MAX_STOP_CHARS, MAX_STOPS, MAX_TEMPERATURE, MAX_TOP_K, TOP_K_OFF
 from meshllm.parameters import MAX_TOP_LOGPROBS, MIN_REPETITION_PENALTY, SamplingParameters
 
 MAX_CHOICES: Final = 8
-MAX_STOPS: Final = 16
-MAX_STOP_CHARS: Final = 1024
-MAX_SEED: Final = 2**64 - 1
 MAX_MESSAGE_CHARS: Final = 1000  # of an error
 
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -37,9 +35,9 @@ class Common(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: off; as wide as on the wire
+    top_k: Annotated[int, Meta(ge=TOP_K_OFF, le=MAX_TOP_K)] | None = None
     min_p: Fraction | None = None
     repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
     frequency_penalty: Penalty | None = None

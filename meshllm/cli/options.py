@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeVar
 import click
 
 from meshllm.cli.client import DaemonClient, Json
+from meshllm.limits import MAX_SEED, MAX_STOP_CHARS, MAX_STOPS, MAX_TEMPERATURE, MAX_TOP_K, TOP_K_OFF
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -28,18 +30,46 @@ def client_of(socket: Path | None) -> DaemonClient:
     return DaemonClient((socket.absolute(),) if socket else client_sockets(os.environ))
 
 
+class _FiniteRange(click.FloatRange):
+    """A range of floats that nan is not in."""
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+def _checked_stops(ctx: click.Context, param: click.Parameter, stops: tuple[str, ...]) -> tuple[str, ...]:
+    if len(stops) > MAX_STOPS:
+        raise click.BadParameter(f"given {len(stops)} times, at most {MAX_STOPS} are allowed.")
+    if any(not 0 < len(text_of_argument(stop)) <= MAX_STOP_CHARS for stop in stops):
+        raise click.BadParameter(f"expected text of 1 to {MAX_STOP_CHARS} characters.")
+    return stops
+
+
+# What the API would refuse is wrong usage here, before a daemon is asked: the bounds are limits.py's, as the API's are.
 SAMPLING: Mapping[str, click.Option] = {
     "max_tokens": click.Option(["--max-tokens"], type=click.IntRange(1), metavar="N", help="Stop after N tokens."),
     "temperature": click.Option(
-        ["--temperature"], type=click.FloatRange(0, 100), metavar="T", help="0 takes the likeliest token each time."
+        ["--temperature"],
+        type=_FiniteRange(0, MAX_TEMPERATURE),
+        metavar="T",
+        help="0 takes the likeliest token each time.",
     ),
-    "top_p": click.Option(["--top-p"], type=click.FloatRange(0, 1), metavar="P", help="Draw from the likeliest P."),
-    "top_k": click.Option(["--top-k"], type=click.IntRange(0), metavar="K", help="Draw from the K likeliest."),
+    "top_p": click.Option(
+        ["--top-p"], type=_FiniteRange(0, 1, min_open=True), metavar="P", help="Draw from the likeliest P."
+    ),
+    "top_k": click.Option(
+        ["--top-k"], type=click.IntRange(TOP_K_OFF, MAX_TOP_K), metavar="K", help="Draw from the K likeliest; 0: all."
+    ),
     "min_p": click.Option(
-        ["--min-p"], type=click.FloatRange(0, 1), metavar="P", help="Drop what is P times less likely than the best."
+        ["--min-p"], type=_FiniteRange(0, 1), metavar="P", help="Drop what is P times less likely than the best."
     ),
-    "seed": click.Option(["--seed"], type=click.IntRange(0, 2**64 - 1), metavar="N", help="Same seed, same answer."),
-    "stop": click.Option(["--stop"], multiple=True, metavar="TEXT", help="Stop before this text; repeatable."),
+    "seed": click.Option(["--seed"], type=click.IntRange(0, MAX_SEED), metavar="N", help="Same seed, same answer."),
+    "stop": click.Option(
+        ["--stop"], multiple=True, metavar="TEXT", callback=_checked_stops, help="Stop before this text; repeatable."
+    ),
 }
 
 

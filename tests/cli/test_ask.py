@@ -12,7 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from meshllm.api.body import decode_body
+from meshllm.api.openai import CompletionRequest
+from meshllm.cli.options import SAMPLING
+from meshllm.errors import InvalidRequestError
 
 
 def _user_text(stand_in) -> str:
@@ -62,6 +68,51 @@ def test_raw_continues_the_text_as_it_is(ask, stand_in) -> None:
     ask("Once upon", "--raw")
     path, body = stand_in.asked[0]
     assert (path, body["prompt"]) == ("/v1/completions", "Once upon")
+
+
+NUMBERS = (
+    "nan", "-nan", "inf", "-inf", "1e999", "-1", "-2", "-0.0", "0", "1e-9", "0.5", "1", "1.0000001", "2", "100", "101",
+    "100.5", str(2**31 - 1), str(2**31), str(2**64 - 1), str(2**64), "1" + "0" * 30,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLING if name != "stop"])
+def test_options_are_refused_where_the_api_would_refuse_them(name: str) -> None:
+    option = SAMPLING[name]
+    read = int if isinstance(option.type, click.IntRange) else float
+    for text in NUMBERS:
+        try:
+            value = read(text)
+        except ValueError:
+            continue
+        try:
+            taken = option.process_value(click.Context(click.Command("ask")), text) == value
+        except click.BadParameter:
+            taken = False
+        assert taken == _api_takes(name, value), text
+
+
+def _api_takes(name: str, value: float) -> bool:
+    try:
+        decode_body(json.dumps({"prompt": "x", name: value}).encode(), CompletionRequest).checked_seed()
+    except InvalidRequestError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--temperature", "nan"], ["--top-p", "0"], ["--min-p", "nan"], ["--top-k", "99999999999"], ["--stop", ""],
+        ["--stop", "x" * 1025], ["--stop", "x"] * 17,
+    ],
+    ids=lambda words: " ".join(words)[:20],
+)  # fmt: skip
+def test_option_that_cannot_be_is_wrong_usage_and_named(ask, stand_in, words: list[str]) -> None:
+    done = ask("x", *words)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+    assert f"'{words[0]}'".encode() in done.stderr
+    assert not stand_in.asked
 
 
 # --- CLI-01: what stdin means ----------------------------------------------------------------------------------------
