@@ -105,7 +105,7 @@ class LinkLostError(MeshLLMError):
 
 
 class KernelError(MeshLLMError):
-    """A native call refused its arguments or ran out of memory, or an instruction set cannot run here."""
+    """A native call refused its arguments or ran out of memory."""
 
     code = "kernel"
 

@@ -21,6 +21,7 @@ from meshllm.cli.options import client_of, socket_option
 from meshllm.cli.status import fetch_status
 from meshllm.cli.text import in_bytes, in_microseconds
 from meshllm.errors import UsageError
+from meshllm.settings import MAX_THREADS
 
 FIRST_ID, LAST_ID = 100, 1000  # token ids that every vocabulary has
 COSTS_COME_S = 0.5  # after its last step a daemon knows what the answer cost
@@ -43,7 +44,9 @@ class MeshResult:
 @click.option(
     "-m", "--model", metavar="MODEL", help="Name or file of the model; the only or last pulled one if not given."
 )
-@click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads; the usable CPUs if not given.")
+@click.option(
+    "--threads", type=click.IntRange(1, MAX_THREADS), metavar="N", help="Threads; the usable CPUs if not given."
+)
 @click.option("--isa", default="", metavar="ISA", help="Instruction set of the kernels; the best that runs here.")
 @click.option("--prompt", "n_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
 @click.option("--decode", "n_decode", type=click.IntRange(2), default=32, show_default=True, help="Decoded tokens.")
@@ -66,9 +69,13 @@ def bench(
     if mesh:
         if threads or isa or state_dir:
             raise UsageError("--mesh measures the daemon as it runs; leave out --threads, --isa and --state-dir")
-        result = _measure_mesh(client_of(socket), model, n_prompt, n_decode)
+        client = client_of(socket)
+        _check_room(client, n_prompt, n_decode)
+        result = _measure_mesh(client, model, n_prompt, n_decode)
         _show(asdict(result), as_json, _mesh_lines(result))
         return
+    if socket:
+        raise UsageError("--socket is of a daemon, which only --mesh measures; add --mesh, or leave it out")
     from meshllm.engine.benchmark import run_benchmark
     from meshllm.kernels.cpu import usable_cpus
 
@@ -102,6 +109,13 @@ def _show(fields: dict[str, object], as_json: bool, lines: list[str]) -> None:
         click.echo(json.dumps(rounded))
     else:
         click.echo("\n".join(lines))
+
+
+def _check_room(client: DaemonClient, n_prompt: int, n_decode: int) -> None:
+    """Raises UsageError for more tokens than a sequence of the mesh holds: fewer would be measured than asked for."""
+    layout = fetch_status(client).layout
+    if layout is not None and n_prompt + n_decode > layout.context:
+        raise UsageError(f"--prompt and --decode: together at most the {layout.context} positions that the mesh serves")
 
 
 def _measure_mesh(client: DaemonClient, model: str | None, n_prompt: int, n_decode: int) -> MeshResult:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshllm._native import ffi, lib
-from meshllm.errors import KernelError
+from meshllm.errors import ConfigError, KernelError
 from meshllm.kernels.memory import ALIGNMENT, Bytes
 
 BLOCK: Final[int] = lib.MESHLLM_BLOCK
@@ -90,7 +90,7 @@ def lost_maps() -> int:
 class Kernels:
     """Kernels of one instruction set with their threads. isa: "" for the best that runs here.
 
-    n_threads counts the calling thread. Raises KernelError where that instruction set is unknown or cannot run here.
+    n_threads counts the calling thread. Raises ConfigError where that instruction set is unknown or cannot run here.
     """
 
     def __init__(self, isa: str = "", n_threads: int = 1) -> None:
@@ -100,7 +100,7 @@ class Kernels:
         status = lib.meshllm_engine_new(out, isa.encode(), n_threads)
         if status == lib.MESHLLM_NO_ISA:
             running = ", ".join(name for name, runs in list_isas() if runs)
-            raise KernelError(f"instruction set {isa!r} cannot run here; these can: {running}")
+            raise ConfigError(f"--isa: instruction set {isa!r} cannot run here; these can: {running}")
         _check(status, f"making {n_threads} threads")
         self._engine = ffi.gc(out[0], lib.meshllm_engine_free)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from meshllm._native import ffi, lib
 
-from meshllm.errors import KernelError
+from meshllm.errors import ConfigError, KernelError
 from meshllm.kernels import binding
 from meshllm.kernels.binding import Kernels, NativeProgram, NativeWeight, Precision, RunStatus, list_isas
 from meshllm.kernels.memory import allocate_weights
@@ -46,7 +46,7 @@ def test_an_op_is_encoded_as_the_struct_is_laid_out() -> None:
 def test_an_instruction_set_that_cannot_run_is_an_error_that_lists_those_that_can() -> None:
     names = [name for name, runs in list_isas() if runs]
     assert "scalar" in names
-    with pytest.raises(KernelError, match=r"instruction set 'z80' cannot run here; these can: .*scalar"):
+    with pytest.raises(ConfigError, match=r"instruction set 'z80' cannot run here; these can: .*scalar"):
         Kernels("z80")
     for name in names:
         assert Kernels(name, 1).isa == name
