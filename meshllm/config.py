@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from meshllm.errors import ConfigError
-from meshllm.settings import SETTINGS, LayoutMode, Setting
+from meshllm.settings import SETTINGS, ItemError, LayoutMode, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,8 @@ def _read(setting: Setting, value: object, where: str) -> object:
     try:
         return setting.read(value)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}, found {_shown(value)}") from None
+        found = error.item if isinstance(error, ItemError) else value
+        raise ConfigError(f"{where}: {error}, found {_shown(found)}") from None
 
 
 def _shown(value: object) -> str:

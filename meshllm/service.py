@@ -22,6 +22,7 @@ from typing import Final
 import trio
 
 from meshllm import __version__
+from meshllm.addresses import split_address
 from meshllm.api.server import open_sockets, serve
 from meshllm.config import Config
 from meshllm.daemon.control_loop import ControlLoop
@@ -37,7 +38,7 @@ from meshllm.log import Logger, configure_logging
 from meshllm.mesh.facts import NodeConfig
 from meshllm.net.identity import Identity, load_or_make_secret
 from meshllm.net.listener import bind
-from meshllm.settings import DEFAULT_PORT, PORT_TRIES, split_address
+from meshllm.settings import DEFAULT_PORT, PORT_TRIES
 
 SWITCH_INTERVAL_S: Final = 1e-4  # a thread that comes back from C waits so long for the interpreter, not 5 ms
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

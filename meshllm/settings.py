@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from meshllm.addresses import split_address
+
 DEFAULT_PORT = 6374  # "MESH" on a telephone's keys; nothing is registered there
 PORT_TRIES = 16  # ports after the default one that are tried where none was asked for
 MAX_CONTEXT = 1 << 20
@@ -69,6 +71,8 @@ def _texts(value: object) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise ValueError('expected a list of texts, like ["a", "b"]')
+    if value is parts and not all(part.strip() for part in parts):  # in a variable's text nothing is no item
+        raise ValueError("expected text")
     return tuple(part.strip() for part in parts if part.strip())
 
 
@@ -131,21 +135,6 @@ def read_bytes(value: object) -> int | None:
     return size
 
 
-def split_address(text: str, *, default_port: int | None = None) -> tuple[str, int]:
-    """Host and port of "host:port", "1.2.3.4", "[::1]:80", "::1" or "fe80::1%eth0". ValueError without a host or a
-    port.
-    """
-    found = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?|([^:\[\]]+)(?::(\d+))?|([0-9A-Fa-f:.]+(?:%[\w.-]+)?)", text.strip())
-    if found is None:
-        raise ValueError(f'"{text}" is no address; expected host:port or [IPv6]:port')
-    host = found[1] or found[3] or found[5]
-    digits = found[2] or found[4]
-    port = int(digits) if digits else default_port
-    if port is None or not 0 < port < 65536:
-        raise ValueError(f'"{text}": expected a port, 1 to 65535')
-    return host, port
-
-
 def _address(value: object) -> str | None:
     if value == "":
         return None
@@ -153,12 +142,23 @@ def _address(value: object) -> str | None:
     return _text(value)
 
 
+class ItemError(ValueError):
+    """One item of a list cannot be: it is to be shown, not the list."""
+
+    def __init__(self, expected: str, item: str) -> None:
+        super().__init__(expected)
+        self.item = item
+
+
 def _addresses(value: object) -> tuple[str, ...]:
     addresses = _texts(value)
     if len(addresses) > MAX_PEERS:
         raise ValueError(f"expected at most {MAX_PEERS} addresses")
     for address in addresses:
-        split_address(address, default_port=DEFAULT_PORT)
+        try:
+            split_address(address, default_port=DEFAULT_PORT)
+        except ValueError as error:
+            raise ItemError(str(error), address) from None
     return addresses
 
 
@@ -166,7 +166,7 @@ def _patterns(value: object) -> tuple[str, ...]:
     patterns = _texts(value)
     for pattern in patterns:
         if not re.fullmatch(r"!?[^\s/!]{1,40}", pattern):
-            raise ValueError('expected patterns of interface names, like "eth*" or "!wlan0"')
+            raise ItemError('expected patterns of interface names, like "eth*" or "!wlan0"', pattern)
     return patterns
 
 

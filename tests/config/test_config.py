@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshllm.addresses import split_address
 from meshllm.config import Config, client_sockets, load_config, parse_toml
 from meshllm.errors import ConfigError
-from meshllm.settings import SETTINGS, read_bytes, split_address
+from meshllm.settings import SETTINGS, read_bytes
 
 EXAMPLE = Path(__file__).parents[2] / "config" / "meshllm.toml"
 HOME = {"HOME": "/home/ann"}
@@ -150,10 +151,45 @@ def test_commands_find_the_daemon_of_the_user_and_of_the_system_sock_03() -> Non
         ("[::1]", ("::1", 6374)),
         ("::1", ("::1", 6374)),
         ("fe80::1%eth0", ("fe80::1%eth0", 6374)),
+        ("::ffff:1.2.3.4", ("::ffff:1.2.3.4", 6374)),
+        ("a_b-c.lan.:1", ("a_b-c.lan.", 1)),
+        ("bücher.lan", ("bücher.lan", 6374)),
     ],
 )
 def test_addresses_of_peers(text: str, expected: tuple[str, int]) -> None:
     assert split_address(text, default_port=6374) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a:b:c", "a:b", "1:2:3", "[::1]x", "[::1", "[host]:5", "[1.2.3.4]:5", "[::1%]:5", "host:", ":80", "a b", "a..b",
+        "http://x", "a/b", "-", "-a", "x:0", "x:65536", "x:-1", "x:٣", "10.0.0.300", "1.2.3", "8080", "x" * 64, "",
+    ],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_with_the_value_and_the_form(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"peers": ("good.lan", text or "[]")}, HOME, uid=1000)
+    assert re.fullmatch(
+        f"--peer: expected (host, host:port or \\[IPv6\\]:port|a port, 1 to 65535, after the colon), "
+        f'found "{re.escape(text or "[]")[:56]}.*"',
+        str(caught.value),
+    )
+    with pytest.raises(ConfigError, match=r"^--tcp: expected "):
+        load(tmp_path, tcp=text or "[]")
+
+
+def test_an_empty_address_is_refused_but_an_empty_variable_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'^--peer: expected text, found ""$'):
+        load_config({"peers": ("",)}, HOME, uid=1000)
+    with pytest.raises(ConfigError, match=r"meshllm.toml:1: interfaces: expected text"):
+        load(tmp_path, 'interfaces = [""]')
+    assert load(tmp_path, environment={"MESHLLM_PEERS": ""}).peers == ()
+
+
+def test_the_port_of_tcp_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'^--tcp: expected host:port or \[IPv6\]:port, found "10.0.0.1"$'):
+        load(tmp_path, tcp="10.0.0.1")
 
 
 @pytest.mark.parametrize(("text", "size"), [("6G", 6 << 30), ("512m", 512 << 20), ("1.5GiB", 3 << 29), ("auto", None)])
