@@ -7,11 +7,10 @@ caller passes it.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -95,17 +94,29 @@ def _from_flags(flags: Mapping[str, str | Sequence[str] | None]) -> dict[str, ob
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    _refuse_slips(environment)
     known = {setting.variable: setting for setting in SETTINGS}
-    values: dict[str, object] = {}
-    for variable, text in sorted(environment.items()):
-        if setting := known.get(variable):
-            values[setting.name] = _read(setting, text, variable)
-        elif variable.startswith("MESHLLM_") and variable not in ("MESHLLM_CONFIG", "MESHLLM_SOCKET"):
-            # Variables of tests and tools pass; what is one slip away from a setting does not.
-            near = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
+    return {
+        known[variable].name: _read(known[variable], text, variable)
+        for variable, text in sorted(environment.items())
+        if variable in known
+    }
+
+
+def _refuse_slips(environment: Mapping[str, str]) -> None:
+    """Raises ConfigError for a variable that is one slip away from one of ours. Others are those of tests and tools."""
+    known = ["MESHLLM_CONFIG", *(setting.variable for setting in SETTINGS)]
+    for variable in sorted(environment):
+        if variable.upper().startswith("MESHLLM") and variable not in known:
+            near = _nearest(variable.upper(), known, cutoff=0.85)
             if near:
-                raise ConfigError(f'{variable}: unknown variable; did you mean "{near[0]}"?')
-    return values
+                raise ConfigError(f'{variable}: unknown variable; did you mean "{near}"?')
+
+
+def _nearest(word: str, known: Iterable[str], cutoff: float) -> str | None:
+    import difflib  # only where there is a fault: it costs a command's start some milliseconds
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 def _from_file(path: Path, *, required: bool) -> dict[str, object]:
@@ -137,8 +148,8 @@ def parse_toml(text: str, file: str) -> dict[str, object]:
         where = f"{file}:{_line_of(text, key)}: {key}"
         setting = _BY_NAME.get(key)
         if setting is None:
-            near = difflib.get_close_matches(key.replace("-", "_"), _BY_NAME, n=1, cutoff=0.5)
-            hint = f'; did you mean "{near[0]}"?' if near else "; known keys are in config/meshllm.toml"
+            near = _nearest(key.replace("-", "_"), _BY_NAME, cutoff=0.5)
+            hint = f'; did you mean "{near}"?' if near else "; known keys are in config/meshllm.toml"
             raise ConfigError(f"{where}: unknown key{hint}")
         values[key] = _read(setting, value, where)
     return values
@@ -181,7 +192,11 @@ def default_socket(environment: Mapping[str, str], uid: int) -> Path:
 
 
 def client_sockets(environment: Mapping[str, str], uid: int | None = None) -> tuple[Path, ...]:
-    """Where a command looks for the daemon: MESHLLM_SOCKET alone if set, else the user's own, then the system's."""
+    """Where a command looks for the daemon: MESHLLM_SOCKET alone if set, else the user's own, then the system's.
+
+    Raises ConfigError for a variable that is nearly one of ours: the answer would be another daemon's.
+    """
+    _refuse_slips(environment)
     if environment.get("MESHLLM_SOCKET"):
         return (Path(environment["MESHLLM_SOCKET"]).expanduser().absolute(),)
     own = default_socket(environment, os.geteuid() if uid is None else uid)

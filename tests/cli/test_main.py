@@ -25,6 +25,7 @@ def test_version_costs_nothing_but_the_command_line(meshllm, imported) -> None:
         ("meshllm.cli.main", "rich msgspec trio structlog http.client numpy"),
         ("meshllm.cli.ask", "rich trio structlog numpy cryptography"),
         ("meshllm.cli.status", "trio structlog numpy cryptography"),
+        ("meshllm.config", "difflib msgspec trio numpy"),
     ],
 )
 def test_command_does_not_import_what_it_does_not_need(words: str, banned: str) -> None:
@@ -53,6 +54,12 @@ def test_wrong_usage_is_exit_2_and_one_line(meshllm, words) -> None:
     done = meshllm(*words)
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1), done.stderr
     assert done.stderr.startswith(b"meshllm: ")
+
+
+def test_misspelt_variable_does_not_lead_to_another_daemon(meshllm) -> None:
+    done = meshllm("status", environment={"MESHLLM_SOKCET": "/x.sock"})
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b'meshllm: MESHLLM_SOKCET: unknown variable; did you mean "MESHLLM_SOCKET"?\n'
 
 
 def test_no_command_shows_the_commands(meshllm) -> None:

@@ -98,6 +98,21 @@ def test_wrong_variables_and_flags_are_named(tmp_path: Path) -> None:
     load(tmp_path, environment={"MESHLLM_TEST_MODELS": "/x", "MESHLLM_SHARED": "/y"})  # not settings
 
 
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("MESHLLM_SOKCET", "MESHLLM_SOCKET"), ("MESHLLM_CONFG", "MESHLLM_CONFIG"), ("MESHLLM_PEER", "MESHLLM_PEERS"),
+        ("meshllm_socket", "MESHLLM_SOCKET"), ("MESHLLMSOCKET", "MESHLLM_SOCKET"),
+    ],
+)  # fmt: skip
+def test_a_variable_one_slip_away_is_refused_by_what_reads_it(tmp_path: Path, slip: str, meant: str) -> None:
+    message = f'^{slip}: unknown variable; did you mean "{meant}"\\?$'
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, environment={slip: "x"})
+    with pytest.raises(ConfigError, match=message):
+        client_sockets({**HOME, slip: "x"}, uid=1000)
+
+
 def test_a_file_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such configuration file"):
         load_config({}, HOME, config_file=tmp_path / "missing.toml", uid=1000)
