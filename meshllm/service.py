@@ -23,7 +23,7 @@ import trio
 
 from meshllm import __version__
 from meshllm.addresses import split_address
-from meshllm.api.server import open_sockets, serve
+from meshllm.api.server import open_sockets, open_to_others, serve
 from meshllm.config import Config
 from meshllm.daemon.control_loop import ControlLoop
 from meshllm.daemon.data_loop import DataLoop
@@ -108,6 +108,9 @@ async def _main(config: Config, log: Logger, environment: Mapping[str, str]) -> 
     ):
         if early:
             return
+        for address in open_to_others(api_sockets):
+            risk = "there is no password: whoever reaches this address may use the model and read /status"
+            log.warning("api_open_to_network", address=address, risk=risk, cure="--tcp 127.0.0.1:PORT, or a firewall")
         parts = _make_parts(config, log)
         try:
             await _serve(config, parts, api_sockets, signals, Notifier(environment), log)

@@ -7,6 +7,7 @@ connect; a lock file beside it says whether its daemon lives: a dead one's socke
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import os
 import shutil
 import socket
@@ -59,6 +60,16 @@ async def serve(
     app = make_app(generator, log, (host, f"{host}.local"))
     listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in sockets]
     await serve_connections(app, listeners, stopping, GRACE_S, task_status=task_status)
+
+
+def open_to_others(sockets: Sequence[socket.socket]) -> list[str]:
+    """Addresses of those sockets that other machines may reach: all on TCP but those of loopback."""
+    places = [made.getsockname() for made in sockets if made.family in (socket.AF_INET, socket.AF_INET6)]
+    return [
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        for host, port, *_ in places
+        if not ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    ]
 
 
 @contextmanager

@@ -252,7 +252,7 @@ class ControlLoop:
 
     def _model_changed(self) -> None:
         served = self._models.served
-        self._reports.of_model(served, self._models.error, named=self._models.named)
+        self._reports.of_model(served, self._models.error, self._config.context, named=self._models.named)
         self._describe_self()
 
     def _describe_self(self) -> None:

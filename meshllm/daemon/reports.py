@@ -40,10 +40,18 @@ class Reports:
         """What discovery reports of interfaces and announcements."""
         (self._log.warning if event.endswith("_failed") else self._log.info)(event, detail=detail)
 
-    def of_model(self, served: ServedModel | None, error: MeshLLMError | None, *, named: bool) -> None:
-        """The model that was opened, or the file that could not be; none at all is a fault only if it was asked for."""
+    def of_model(
+        self, served: ServedModel | None, error: MeshLLMError | None, context: int | None, *, named: bool
+    ) -> None:
+        """The model that was opened, and whether it has the context that was asked for; or the file that could not be
+        opened. None at all is a fault only if it was asked for.
+        """
         if served is not None:
             self._log.info("model_opened", model=served.name, sha256=served.sha256[:16], bytes=served.size)
+            longest = served.file.hyperparameters.context_length
+            if context is not None and context > longest:
+                reason = f"{served.name} was made for {longest}"
+                self._log.warning("context_limited", asked=context, used=longest, reason=reason)
         elif error is not None and (named or not isinstance(error, NoModelError)):
             self._log.error("model_failed", reason=str(error))
 

@@ -96,20 +96,22 @@ class ModelFollower:
         self._again.set()
 
     async def run(self) -> None:
-        """Looks until there is a model, and again when its file was changed. An error is told once for each change of
-        the files.
+        """Looks until there is a model, and again when its file was changed. An error is told once, until there is
+        another one.
         """
         while True:
             self._again = trio.Event()
-            stamp = self._stamp()
+            stamp = self._stamp()  # hashing a file changes the index: the look after it finds what this one has found
             try:
                 self.served = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
                 self.error = None
                 self._changed()
                 await self._watch(self.served)
             except MeshLLMError as error:
+                is_news = self.served is not None or str(error) != str(self.error)
                 self.served, self.error = None, error
-                self._changed()
+                if is_news:
+                    self._changed()
             while self._stamp() == stamp and not self._again.is_set():
                 with trio.move_on_after(POLL_S):
                     await self._again.wait()

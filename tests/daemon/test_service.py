@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from gguf_files import tiny_model
 
 from meshllm.net.identity import MeshSecret
 
@@ -138,3 +140,61 @@ def test_a_daemon_is_ready_then_stops_on_a_signal_and_removes_its_socket(
     text = (tmp_path / "log").read_text()
     assert "Traceback" not in text
     assert (state / "mesh-key").read_text().strip() not in text
+
+
+@contextmanager
+def daemon(tmp_path: Path, *flags: str) -> Iterator[Callable[[str], str]]:
+    """A running daemon. What it gives waits for an event in its log, and returns the log up to its line."""
+    process = subprocess.Popen(
+        words(tmp_path / "state", *flags), env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    seen = ""
+
+    def wait(event: str) -> str:
+        nonlocal seen
+        while event not in seen:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            assert line, seen
+            seen += line
+        return seen
+
+    try:
+        yield wait
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "is_open"), [("0.0.0.0", True), ("[::]", True), ("127.0.0.1", False), ("localhost", False)]
+)
+def test_api_that_other_machines_may_reach_is_warned_of(tmp_path: Path, host: str, is_open: bool) -> None:
+    with taken_port() as sock:
+        port = sock.getsockname()[1]
+    with daemon(tmp_path, "--tcp", f"{host}:{port}") as wait:
+        lines = [line for line in wait(" started ").splitlines() if "api_open_to_network" in line]
+    assert len(lines) == is_open
+    assert all(f"address={host}:{port}" in line and "--tcp 127.0.0.1:PORT" in line for line in lines)
+
+
+@pytest.mark.parametrize(("context", "limited"), [(100_000, True), (64, False), (16, False)])
+def test_context_beyond_the_model_is_said_with_what_is_used(tmp_path: Path, context: int, limited: bool) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(tiny_model())
+    with daemon(tmp_path, "--model", str(tmp_path / "tiny.gguf"), "--context", str(context)) as wait:
+        log = wait("layout_offered")
+    said = [line for line in log.splitlines() if "context_limited" in line]
+    assert len(said) == limited
+    assert all(f"asked={context}" in line and "used=64" in line for line in said)
+
+
+def test_model_that_cannot_be_opened_is_logged_once(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(tiny_model()[:-100])
+    with daemon(tmp_path, "--model", str(tmp_path / "bad.gguf")) as wait:
+        wait("model_failed")
+        wait("interfaces_chosen")  # much later than a second look
+        (tmp_path / "bad.gguf").write_bytes(b"")  # another fault is told again
+        log = wait("is empty")
+    assert log.count("model_failed") == 2, log
