@@ -20,10 +20,10 @@ from meshllm.net.link import (
     LinkHello,
     TlsStream,
     leave_tls,
-    mapped_errors,
     open_tls,
     receive_hello,
     send_hello,
+    within,
 )
 
 CONNECT_TIMEOUT_S = 5.0
@@ -64,7 +64,7 @@ async def dial(addresses: Sequence[Address], context: ssl.SSLContext, own_certif
 
 
 async def _dial_one(address: Address, context: ssl.SSLContext, own_certificate: bytes) -> TlsStream:
-    with mapped_errors(), trio.fail_after(CONNECT_TIMEOUT_S):
+    with within(CONNECT_TIMEOUT_S):
         stream = await trio.open_tcp_stream(*address)
         tls = await open_tls(stream, context, server_side=False)
     if tls.getpeercert(True) == own_certificate:
@@ -89,7 +89,7 @@ async def dial_data(
     """
     stream = await dial(addresses, context, own_certificate)
     try:
-        with mapped_errors(), trio.fail_after(OPEN_TIMEOUT_S):
+        with within(OPEN_TIMEOUT_S):
             await send_hello(stream, hello)
             decoder = FrameDecoder()
             answer, more = await receive_hello(stream, decoder)

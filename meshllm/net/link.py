@@ -8,7 +8,6 @@ task. Decides nothing about the protocol.
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import struct
@@ -20,6 +19,7 @@ import trio
 from meshllm.errors import LinkLostError, RemoteProtocolError
 from meshllm.mesh.framing import FrameDecoder, LinkMessage, encode_frame
 from meshllm.mesh.messages import ControlMessage, DataHello, Goodbye, Hello
+from meshllm.net.reasons import first_of, reason_of
 
 TlsStream = trio.SSLStream[trio.SocketStream]
 Address = tuple[str, int]
@@ -41,32 +41,21 @@ def mapped_errors() -> Iterator[None]:
     try:
         yield
     except trio.BrokenResourceError as error:
-        raise LinkLostError(_reason(error.__cause__ or error)) from error
+        raise LinkLostError(reason_of(error.__cause__ or error)) from error
     except trio.ClosedResourceError as error:
         raise LinkLostError("closed here") from error
-    except trio.TooSlowError as error:
-        raise LinkLostError("no answer in time") from error
     except OSError as error:  # ssl.SSLError is one
-        raise LinkLostError(_reason(error)) from error
+        raise LinkLostError(reason_of(error)) from error
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno is None and error.__cause__ is not None:
-        error = _first(error.__cause__)  # trio's "all attempts to connect failed"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return "it belongs to another mesh (the secrets differ)"
-    if isinstance(error, ssl.SSLError):
-        if error.reason and ("ALERT" in error.reason or error.reason == "CERTIFICATE_VERIFY_FAILED"):
-            return "it refused our certificate (the secrets differ)"
-        if error.reason == "UNEXPECTED_EOF_WHILE_READING":
-            return "it left during the handshake (its secret differs, or it found a faster way here)"
-        return f"it does not speak TLS 1.3 as a peer does ({error.reason or 'cut off'})"
-    if isinstance(error, socket.gaierror):
-        return "its name has no address"
-    if isinstance(error, OSError) and error.errno:
-        text = os.strerror(error.errno)  # trio's own text repeats the address
-        return text[:1].lower() + text[1:]
-    return str(error) or "connection lost"
+@contextmanager
+def within(timeout_s: float) -> Iterator[None]:
+    """mapped_errors with a deadline, which is a LinkLostError too."""
+    try:
+        with trio.fail_after(timeout_s), mapped_errors():
+            yield
+    except trio.TooSlowError as error:
+        raise LinkLostError(f"no answer in {timeout_s:g} s") from error
 
 
 async def open_tls(stream: trio.SocketStream, context: ssl.SSLContext, *, server_side: bool) -> TlsStream:
@@ -75,10 +64,23 @@ async def open_tls(stream: trio.SocketStream, context: ssl.SSLContext, *, server
     try:
         with mapped_errors():
             await tls.do_handshake()
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, LinkLostError):
+            await _send_alert(tls)
         await trio.aclose_forcefully(tls)
         raise
     return tls
+
+
+async def _send_alert(tls: TlsStream) -> None:
+    """Sends the alert that says why we refuse the other end; else it sees us leave and can only guess at its secret.
+
+    trio leaves it in its buffer, which has no public name; the worst without it is the guess.
+    """
+    buffer = getattr(tls, "_outgoing", None)
+    if isinstance(buffer, ssl.MemoryBIO) and (alert := buffer.read()):
+        with suppress(LinkLostError), within(REFUSAL_TIMEOUT_S):
+            await tls.transport_stream.send_all(alert)
 
 
 async def receive_hello(stream: TlsStream, decoder: FrameDecoder) -> tuple[LinkHello, list[LinkMessage]]:
@@ -104,7 +106,7 @@ async def send_hello(stream: TlsStream, hello: LinkHello) -> None:
 
 async def send_refusal(stream: TlsStream, reason: str) -> None:
     """Tells a peer with the right secret why its first message is refused. The stream is to be closed."""
-    with suppress(LinkLostError), mapped_errors(), trio.fail_after(REFUSAL_TIMEOUT_S):
+    with suppress(LinkLostError), within(REFUSAL_TIMEOUT_S):
         await stream.send_all(encode_frame(Goodbye(reason, refused=True)))
 
 
@@ -176,7 +178,7 @@ class ControlLink:
                     await self._read(receive)
                     nursery.cancel_scope.cancel()
         except* (LinkLostError, RemoteProtocolError) as group:
-            reason = str(_first(group))
+            reason = str(first_of(group))
         finally:
             self._queue.close()
             self._outgoing.close()
@@ -203,13 +205,6 @@ class ControlLink:
 
     async def _write(self, everything: trio.CancelScope) -> None:
         async for message in self._outgoing:
-            with mapped_errors(), trio.fail_after(SEND_TIMEOUT_S):
+            with within(SEND_TIMEOUT_S):
                 await self._stream.send_all(encode_frame(message))
         everything.cancel()  # closed by us and all is sent
-
-
-def _first(error: BaseException) -> BaseException:
-    """A single error of a group, for its message."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

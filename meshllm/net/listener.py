@@ -22,11 +22,11 @@ from meshllm.net.link import (
     LinkHello,
     TlsStream,
     leave_tls,
-    mapped_errors,
     open_tls,
     receive_hello,
     send_hello,
     send_refusal,
+    within,
 )
 
 MAX_STRANGERS = 64  # connections that have not proved themselves yet
@@ -150,7 +150,7 @@ async def _authenticate(stream: trio.SocketStream, context: ssl.SSLContext, stra
         return None
     tls: TlsStream | None = None
     try:
-        with mapped_errors(), trio.fail_after(OPEN_TIMEOUT_S):
+        with within(OPEN_TIMEOUT_S):
             tls = await open_tls(stream, context, server_side=True)
             decoder = FrameDecoder()
             hello, more = await receive_hello(tls, decoder)
@@ -175,7 +175,7 @@ def _host(stream: trio.SocketStream) -> str:
 async def answer_data(incoming: Incoming, hello: DataHello) -> socket.socket:
     """The acceptor's side of `dial_data`, after its DataHello was read and found good. Raises as dial_data."""
     try:
-        with mapped_errors(), trio.fail_after(OPEN_TIMEOUT_S):
+        with within(OPEN_TIMEOUT_S):
             await send_hello(incoming.stream, hello)
         return leave_tls(incoming.stream, incoming.decoder, incoming.more)
     except BaseException:

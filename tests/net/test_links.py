@@ -121,9 +121,64 @@ async def test_another_secret_is_refused_on_both_ends() -> None:
         with pytest.raises(LinkLostError, match="secrets differ"):
             await connect(port, Identity.create(MeshSecret.generate(), "foreign"))
         await wait_until(lambda: bool(port.refused))
-        assert "its secret differs" in port.refused[0][1]
+        assert port.refused[0][1] == "it refused our certificate (the secrets differ)"  # heard, not guessed
         await connect_and_greet(port)  # the listener lives on
     assert len(port.incoming) == 1
+
+
+async def leave(stream: trio.SocketStream) -> None:
+    await stream.receive_some()
+
+
+async def say_nothing(stream: trio.SocketStream) -> None:
+    async for _ in stream:
+        pass
+
+
+async def speak_http(stream: trio.SocketStream) -> None:
+    await stream.receive_some()
+    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+async def speak_tls_1_2(stream: trio.SocketStream) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with contextlib.suppress(LinkLostError):
+        await open_tls(stream, context, server_side=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (leave, r"it left during the handshake \(a peer does where it found a faster way\)"),
+        (say_nothing, "no answer in 0.5 s"),
+        (speak_http, r"it speaks something else: not TLS \(wrong version number\)"),
+        (speak_tls_1_2, r"it broke off the handshake \(tlsv1 alert protocol version\)"),
+    ],
+)
+async def test_a_dial_that_fails_says_what_happened_and_blames_no_secret(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[trio.SocketStream], Awaitable[None]], reason: str
+) -> None:
+    monkeypatch.setattr("meshllm.net.dialer.CONNECT_TIMEOUT_S", 0.5)
+    identity = Identity.create(SECRET, "client")
+
+    async def serve_one(stream: trio.SocketStream) -> None:
+        async with stream:
+            await answer(stream)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        (listener,) = await nursery.start(trio.serve_listeners, serve_one, listeners)
+        number = listener.socket.getsockname()[1]
+        with pytest.raises(LinkLostError, match=f"^127.0.0.1:{number}: {reason}$"):
+            await dial([("127.0.0.1", number)], identity.client, identity.certificate)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_name_that_is_none_is_said_to_be_unknown() -> None:
+    identity = Identity.create(SECRET, "client")
+    with pytest.raises(LinkLostError, match=r"its name (is not known|cannot be looked up now)"):
+        await dial([("no-such-name.invalid", 1)], identity.client, identity.certificate)
 
 
 async def test_a_client_that_does_not_check_us_still_gets_nothing() -> None:
@@ -151,6 +206,7 @@ async def test_garbage_on_the_port_is_one_line_and_the_port_lives_on(garbage: by
         await connect_and_greet(port)
     assert len(port.refused) == 1
     assert "\n" not in port.refused[0][1]
+    assert "secret" not in port.refused[0][1]
 
 
 async def test_garbage_inside_tls_is_refused() -> None:
@@ -187,7 +243,7 @@ async def test_a_link_that_takes_nothing_is_lost_not_waited_for(monkeypatch: pyt
         link.send(hello())
         for _ in range(1000):
             link.send(Goodbye("x" * 60000))
-        assert await link.run(lambda _: None) == "no answer in time"
+        assert await link.run(lambda _: None) == "no answer in 0.3 s"
 
 
 async def test_a_full_queue_says_so() -> None:
