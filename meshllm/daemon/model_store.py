@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -42,6 +42,7 @@ class StoredModel:
     path: Path
     sha256: str
     size: int
+    replaced: str | None = field(default=None, compare=False)  # SHA-256 of what the name stood for until it was added
 
 
 class ModelStore:
@@ -70,11 +71,8 @@ class ModelStore:
         with self._index.change() as index:
             target = self._blob(sha256)
             method = _place(source, target, copy=copy)
-            index.models[chosen] = ModelEntry(sha256, source.stat().st_size)
-            index.last_used = index.last_used or chosen
-            index.remember(target, sha256)
-            self._sweep(index)
-        return StoredModel(chosen, target, sha256, index.models[chosen].size), method
+            stored = self._enter(index, chosen, target, sha256)
+        return stored, method
 
     def adopt(self, partial: Path, name: str, sha256: str) -> StoredModel:
         """Moves a finished file out of the partial folder into the store; its hash was checked by the caller."""
@@ -82,11 +80,17 @@ class ModelStore:
             target = self._blob(sha256)
             partial.chmod(0o644)
             os.replace(partial, target)
-            index.models[name] = ModelEntry(sha256, target.stat().st_size)
-            index.last_used = index.last_used or name
-            index.remember(target, sha256)
-            self._sweep(index)
-        return StoredModel(name, target, sha256, index.models[name].size)
+            return self._enter(index, name, target, sha256)
+
+    def _enter(self, index: ModelIndex, name: str, target: Path, sha256: str) -> StoredModel:
+        """Gives a file in the store its name, which leaves another file if it had one."""
+        before = index.models.get(name)
+        replaced = None if before is None or before.sha256 == sha256 else before.sha256
+        index.models[name] = ModelEntry(sha256, target.stat().st_size)
+        index.last_used = index.last_used or name
+        index.remember(target, sha256)
+        self._sweep(index)
+        return StoredModel(name, target, sha256, index.models[name].size, replaced)
 
     def remove(self, name: str) -> None:
         """Forgets a name, and the file where no other name has it. Raises NoModelError."""

