@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
 from meshllm import __version__
 from meshllm.errors import MeshLLMError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # command -> module that holds it under the same name, and the line in the list of commands
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -33,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+STDOUT = "standard output"  # as errors name it
 
 
 class Interrupted(BaseException):
@@ -76,12 +82,27 @@ def _raise_interrupted(number: int, frame: FrameType | None) -> None:
     raise Interrupted(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED)
 
 
+class _Stdout(io.FileIO):
+    """Standard output, whose errors name it: a full disk may as well be another file's."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = STDOUT
+            raise
+
+
 def _prepare_process() -> None:
     signal.signal(signal.SIGINT, _raise_interrupted)
     signal.signal(signal.SIGTERM, _raise_interrupted)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="replace")
+    if not isinstance(sys.stdout, io.TextIOWrapper):  # closed (>&-): nobody wants what is written
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process
+    else:
+        raw, lines = _Stdout(sys.stdout.fileno(), "w", closefd=False), sys.stdout.line_buffering
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="replace", line_buffering=lines)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(encoding="utf-8", errors="replace")
 
 
 def _say(message: str) -> None:
@@ -91,7 +112,7 @@ def _say(message: str) -> None:
 
 
 def _mute_stdout() -> None:
-    """After the reader of stdout has gone: what is left in its buffer must not raise again at exit."""
+    """After stdout has failed: what is left in its buffer must not raise again at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
@@ -133,6 +154,8 @@ def _guarded(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> i
     try:
         return run(arguments)
     except OSError as error:
+        if error.filename == STDOUT:
+            _mute_stdout()
         name = f"{error.filename}: " if error.filename else ""
         _say(f"{name}{error.strerror or error}")
     except Exception as error:

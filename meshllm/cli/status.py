@@ -15,7 +15,7 @@ from meshllm.errors import MeshLLMError, NoDaemonError
 from meshllm.status import STATUS_VERSION, Status
 
 WATCH_S = 1.0
-PIPE_WIDTH = 160  # columns where stdout is no terminal: nothing is left out
+PIPE_WIDTH = 1 << 16  # columns where stdout is no terminal: nothing is left out, no line is folded
 
 
 @click.command()
@@ -64,11 +64,13 @@ def _print_table(client: DaemonClient, watch: bool) -> None:
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     while True:
-        console.print(status_view(fetch_status(client), console.width))
+        status = fetch_status(client)
+        with console.capture() as text:  # rich would answer a closed pipe in its own way
+            console.print(status_view(status, console.width))
+        click.echo(text.get(), nl=watch)
         if not watch:
             return
         time.sleep(WATCH_S)
-        console.print()
 
 
 def _watch(client: DaemonClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -60,6 +61,22 @@ def test_misspelt_variable_does_not_lead_to_another_daemon(meshllm) -> None:
     done = meshllm("status", environment={"MESHLLM_SOKCET": "/x.sock"})
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr == b'meshllm: MESHLLM_SOKCET: unknown variable; did you mean "MESHLLM_SOCKET"?\n'
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--version"], ["--help"], ["ask", "--help"], ["models", "--json", "--state-dir", "state"],
+        ["key", "new", "--key-file", "key"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_full_stdout_is_named_and_exit_1(start_meshllm, tmp_path: Path, words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        process = start_meshllm(*words, stdout=full, cwd=tmp_path)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == b"meshllm: standard output: No space left on device"
 
 
 def test_no_command_shows_the_commands(meshllm) -> None:

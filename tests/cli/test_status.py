@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import msgspec
@@ -171,3 +172,36 @@ def test_no_daemon_is_exit_3(meshllm) -> None:
     done = meshllm("status")
     assert (done.returncode, done.stdout) == (3, b"")
     assert done.stderr.startswith(b"meshllm: no daemon answers (")
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["status", "--watch"], ["ask", "x"]], ids=" ".join)
+def test_full_stdout_is_named_and_exit_1(stand_in, start_meshllm, words: list[str]) -> None:
+    stand_in.status = SERVING
+    with open("/dev/full", "wb") as full:
+        process = start_meshllm(*words, "--socket", str(stand_in.socket), stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, b"meshllm: standard output: No space left on device\n")
+
+
+def test_reader_of_status_that_has_enough_is_no_error(stand_in, start_meshllm) -> None:
+    stand_in.status = SERVING
+    process = start_meshllm("status", "--watch", "--socket", str(stand_in.socket))
+    assert process.stdout.readline().startswith(b"kitchen")
+    process.stdout.close()
+    assert process.wait(20) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_closed_stdout_is_no_error(meshllm, stand_in) -> None:
+    stand_in.status = SERVING
+    done = meshllm("status", "--socket", str(stand_in.socket), preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_no_line_is_folded_in_a_pipe(meshllm, stand_in) -> None:
+    reason = "its file is damaged: " + "what is wrong with it, " * 50
+    stand_in.status = {**SERVING, "state": "failed", "detail": reason, "layout": None}
+    stand_in.status["peers"] = [KITCHEN, {**OLD, "reason": reason}]
+    lines = meshllm("status", "--socket", str(stand_in.socket)).stdout.decode().splitlines()
+    assert len([line for line in lines if line.endswith(reason)]) == 2
