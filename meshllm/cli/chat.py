@@ -1,10 +1,12 @@
 """`meshllm chat`: a conversation on a terminal. What was said is kept here and sent whole each time.
 
-The daemon reuses what it has already computed of it. ^C stops an answer, ^C at the prompt or ^D ends.
+The daemon reuses what it has already computed of it. ^C stops an answer, which is then forgotten with its question.
+^C at the prompt or ^D ends the chat, which is no failure.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -17,7 +19,8 @@ from meshllm.cli.options import client_of, sampling_body, sampling_options, sock
 from meshllm.cli.text import closing_line
 from meshllm.errors import ContextLengthError, MeshLLMError, NoDaemonError
 
-HELP = "/new starts over, /quit ends, ^C stops an answer; a line that ends with \\ goes on in the next"
+COMMANDS = ("/new", "/help", "/quit")
+HELP = "/new starts over, /quit or ^D ends, ^C stops an answer; a line that ends with \\ goes on in the next"
 
 
 @click.command()
@@ -33,19 +36,34 @@ def chat(socket: Path | None, model: str | None, system: str | None, **sampling:
     if model is not None:
         body["model"] = model
     opening: list[Json] = [{"role": "system", "content": text_of_argument(system)}] if system else []
-    messages = list(opening)
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  # gives input() editing and a history
 
         say(HELP)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        _converse(client, body, opening, interactive=interactive)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not break the way out
+        click.echo()
+
+
+def _converse(client: DaemonClient, body: dict[str, Json], opening: list[Json], *, interactive: bool) -> None:
+    """Reads and answers until the end of what is said."""
+    messages = list(opening)
     while (line := _read_line(interactive)) is not None:
-        if line in ("/quit", "/exit"):
+        command = re.match(r"/\w*(?!\S)", line)
+        if command is None:
+            messages = _turn(client, body, messages, line.strip()) if line.strip() else messages
+        elif command[0] in ("/quit", "/exit", "/bye"):
             return
-        if line == "/new":
+        elif command[0] == "/new":
             messages = list(opening)
-        elif line:
-            messages = _turn(client, body, messages, line)
+        elif command[0] == "/help":
+            say(HELP)
+        else:
+            say(f"no command {command[0]}; there are {', '.join(COMMANDS)} (a space before it makes it text)")
 
 
 def _read_line(interactive: bool) -> str | None:
@@ -60,7 +78,7 @@ def _read_line(interactive: bool) -> str | None:
             return "\n".join(lines) or None
         lines.append(line.removesuffix("\\"))
         if not line.endswith("\\"):
-            return "\n".join(lines).strip()
+            return "\n".join(lines).rstrip()
 
 
 def _turn(client: DaemonClient, body: dict[str, Json], messages: list[Json], line: str) -> list[Json]:
