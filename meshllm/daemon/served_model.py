@@ -108,10 +108,13 @@ class ModelFollower:
                 self._changed()
                 await self._watch(self.served)
             except MeshLLMError as error:
-                is_news = self.served is not None or str(error) != str(self.error)
+                was_served = self.served is not None
+                is_news = was_served or str(error) != str(self.error)
                 self.served, self.error = None, error
                 if is_news:
                     self._changed()
+                if was_served:
+                    continue
             while self._stamp() == stamp and not self._again.is_set():
                 with trio.move_on_after(POLL_S):
                     await self._again.wait()
