@@ -12,17 +12,13 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import click
 
 from meshllm import __version__
 from meshllm.errors import MeshLLMError
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 # command -> module that holds it under the same name, and the line in the list of commands
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -82,15 +78,28 @@ def _raise_interrupted(number: int, frame: FrameType | None) -> None:
     raise Interrupted(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED)
 
 
-class _Stdout(io.FileIO):
-    """Standard output, whose errors name it: a full disk may as well be another file's."""
+class _Stdout(io.TextIOWrapper):
+    """Standard output, whose errors name it: a full disk may as well be another file's.
 
-    def write(self, data: ReadableBuffer, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            error.filename = STDOUT
-            raise
+    Not at the level of bytes: a signal's exception there, after the system has written, would have them written twice.
+    """
+
+    def write(self, text: str, /) -> int:
+        with _naming_stdout():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _naming_stdout():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _naming_stdout() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        error.filename = STDOUT
+        raise
 
 
 def _prepare_process() -> None:
@@ -99,8 +108,8 @@ def _prepare_process() -> None:
     if not isinstance(sys.stdout, io.TextIOWrapper):  # closed (>&-): nobody wants what is written
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process
     else:
-        raw, lines = _Stdout(sys.stdout.fileno(), "w", closefd=False), sys.stdout.line_buffering
-        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="replace", line_buffering=lines)
+        lines = sys.stdout.line_buffering
+        sys.stdout = _Stdout(sys.stdout.buffer, encoding="utf-8", errors="replace", line_buffering=lines)
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8", errors="replace")
 

@@ -51,7 +51,7 @@ def _print_json(client: DaemonClient, watch: bool) -> None:
     while True:
         value = msgspec.to_builtins(fetch_status(client))
         text = msgspec.json.encode(value)
-        click.echo(text if watch else msgspec.json.format(text, indent=2))
+        click.echo((text if watch else msgspec.json.format(text, indent=2)).decode())
         if not watch:
             return
         time.sleep(WATCH_S)
