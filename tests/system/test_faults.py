@@ -9,13 +9,12 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from meshllm.errors import MeshLLMError, UnavailableError
 from meshllm.net.identity import MeshSecret
-from tests.margins import first_small
+from tests.margins import clear_tokens
 from tests.system.mesh import Daemon, Mesh, bridged_hosts, error_of, serves, set_link
 
 LOSS_S = 5.0  # from the death of a rank to the error at the reader; 2 s by heartbeat, the rest for a busy machine
@@ -79,15 +78,9 @@ def test_lost_rank_ends_the_answer_with_its_name_and_the_survivors_go_on(
         assert len(daemon.complete(PROMPT, 4)["token_ids"]) == 4
 
 
-def _clear_tokens(choice: dict[str, Any]) -> list[int]:
-    """Tokens up to the first that another might have taken the place of: what other parts may not change."""
-    margins = [max(top.values()) - min(top.values()) for top in choice["logprobs"]["top_logprobs"]]
-    return list(choice["token_ids"][: first_small(margins)])
-
-
 def test_lone_survivor_answers_alone_and_takes_the_returned_peer_back(mesh: Mesh, smollm2_path) -> None:
     first, second = _two_or_more(mesh, smollm2_path, 2)
-    want = _clear_tokens(first.complete(COUNTING, 24, logprobs=2))
+    want = clear_tokens(first.complete(COUNTING, 24, logprobs=2))
     assert len(want) > 8
     second.kill()
     mesh.wait_ranks(1, first)
