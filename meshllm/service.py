@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -41,6 +42,7 @@ from meshllm.net.listener import bind
 from meshllm.settings import DEFAULT_PORT, PORT_TRIES
 
 SWITCH_INTERVAL_S: Final = 1e-4  # a thread that comes back from C waits so long for the interpreter, not 5 ms
+LEAST_DESCRIPTORS, MOST_DESCRIPTORS = 128, 4096  # an idle daemon has 30; connections of API and mesh come on top
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 DATA_LOOP_STOP_S: Final = 3.0
 API_STOP_S: Final = 3.0  # for streams to write their last event
@@ -58,6 +60,7 @@ class _Parts:
 def run(config: Config) -> int:
     """Runs the daemon until SIGTERM or SIGINT; 0 after a clean stop. Raises MeshLLMError where it cannot run."""
     log = configure_logging(config.log_format, config.log_level)
+    _take_descriptors()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with _state_folder(config):
         try:
@@ -69,6 +72,16 @@ def run(config: Config) -> int:
                 signal.signal(number, signal.SIG_IGN)
     log.info("stopped")
     return 0
+
+
+def _take_descriptors() -> None:
+    """As many file descriptors as may be had, up to what a daemon can use. Raises ConfigError for too few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < LEAST_DESCRIPTORS:
+        raise ConfigError(f"only {wanted} files may be open at once, {LEAST_DESCRIPTORS} are needed: raise ulimit -n")
 
 
 @contextmanager

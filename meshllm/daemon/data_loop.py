@@ -29,6 +29,7 @@ from meshllm.daemon.loop_bridge import (
     Command,
     CommitEpoch,
     DataLoopEnded,
+    EpochRefused,
     Event,
     PrepareEpoch,
     RequestFailed,
@@ -143,15 +144,19 @@ class _Loop:
                 assert_never(command)
 
     def _prepare(self, command: PrepareEpoch) -> None:
-        member = EpochMember(
-            command,
-            own=self._node,
-            kernels=self._kernels,
-            events=self._events,
-            packing=self._packing,
-            obey=self._obey_waiting,
-            others_step=lambda: any(m.is_stepping for m in self._members.values() if m is not member),
-        )
+        try:
+            member = EpochMember(
+                command,
+                own=self._node,
+                kernels=self._kernels,
+                events=self._events,
+                packing=self._packing,
+                obey=self._obey_waiting,
+                others_step=lambda: any(m.is_stepping for m in self._members.values() if m is not member),
+            )
+        except OSError as error:  # no file descriptors left: its links cannot be waited for
+            self._events.post(EpochRefused(command.epoch, f"cannot wait for links: {error.strerror}"))
+            return
         self._members[command.epoch] = member
         self._nursery.start_soon(self._run_member, member)
         early, self._early = self._early, deque()

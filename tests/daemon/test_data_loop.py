@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import selectors
 import shutil
 import socket
 import time
@@ -282,6 +284,26 @@ async def test_prepare_is_refused_where_the_file_changed_since_it_was_opened(
         refused = member.find(EpochRefused, epoch)
         assert refused is not None
         assert "copy.gguf: the file was changed" in refused.reason
+
+
+def _no_descriptor() -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+async def test_prepare_is_refused_without_file_descriptors_and_works_when_there_are_some(smollm2_path: Path) -> None:
+    epoch, again = Epoch(1, node_id(0)), Epoch(2, node_id(0))
+    layout = make_layout(SMOLLM2_SLICES[1], [node_id(0)])
+    async with open_mesh(1) as mesh:
+        (member,) = mesh.members
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(selectors, "DefaultSelector", _no_descriptor)
+            mesh.post_prepare(epoch, layout, smollm2_path)
+            await member.until(lambda: member.find(EpochRefused, epoch))
+        refused = member.find(EpochRefused, epoch)
+        assert refused is not None
+        assert "Too many open files" in refused.reason
+        await mesh.prepare(again, layout, smollm2_path)
+        assert len(await ask_alone(mesh, again, [1, 2, 3], 2)) == 2
 
 
 async def test_retired_while_it_prepares_leaves_nothing(smollm2_path: Path) -> None:

@@ -94,6 +94,14 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "state" / "meshllm.sock").exists()
 
 
+def test_too_few_file_descriptors_are_one_line(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *words(tmp_path / "state")]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "only 64 files may be open at once, 128 are needed: raise ulimit -n" in line
+
+
 class Manager:
     """systemd's side of the notify socket."""
 
