@@ -187,7 +187,7 @@ class Generator:
     async def _pieces(
         self, deliveries: trio.MemoryReceiveChannel[Delivery], text: TextStream
     ) -> AsyncGenerator[Piece | Finish, None]:
-        clock = DecodeClock()
+        clock, ranks = DecodeClock(), None
         async for delivery in deliveries:
             match delivery:
                 case Tokens(tokens=tokens):
@@ -198,15 +198,16 @@ class Generator:
                         if text.stopped:
                             break
                     clock.take(n_used, time.monotonic())
+                    ranks = ranks or self._ranks()  # another layout may be in force when it ends
                     yield Piece(shown, tokens[:n_used])
                     if text.stopped:
-                        yield self._finish("stop", clock)
+                        yield _finish("stop", clock, ranks)
                         return
                 case Finished(reason=reason):
                     rest = text.flush()
                     if rest:
                         yield Piece(rest, ())
-                    yield self._finish("stop" if reason == "stop" or text.stopped else "length", clock)
+                    yield _finish("stop" if reason == "stop" or text.stopped else "length", clock, ranks)
                     return
                 case Failed():
                     raise _error_of(delivery)
@@ -214,11 +215,15 @@ class Generator:
                     assert_never(never)
         raise UnavailableError("the daemon is stopping: ask again when it runs")
 
-    def _finish(self, reason: FinishReason, clock: DecodeClock) -> Finish:
+    def _ranks(self) -> tuple[str, ...]:
         status = self._control.status()
         names = {peer.id: peer.name for peer in status.peers}
         ranks = status.layout.ranks if status.layout is not None else ()
-        return Finish(reason, clock.tokens, clock.tok_s(), tuple(names.get(node, node) for node in ranks))
+        return tuple(names.get(node, node) for node in ranks)
+
+
+def _finish(reason: FinishReason, clock: DecodeClock, ranks: tuple[str, ...] | None) -> Finish:
+    return Finish(reason, clock.tokens, clock.tok_s(), ranks or ())
 
 
 def _check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:

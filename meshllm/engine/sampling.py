@@ -24,6 +24,7 @@ from meshllm.kernels.binding import gumbel, gumbel_argmax, log_sum_exp, top_k
 from meshllm.model.slicing import Range
 from meshllm.parameters import MAX_TOP_LOGPROBS, SampledToken, SamplingParameters, TokenLogprob
 
+_NO_LOGIT: Final = "no logit is a number: the weights are damaged; get the file again and restart the daemons"
 CANDIDATE_LIMIT: Final = 512
 REPETITION_WINDOW: Final = 64  # tokens that the repetition penalty looks back on, as llama.cpp's default
 
@@ -143,7 +144,7 @@ def draw(parts: Sequence[Candidates], sampling: SamplingParameters, position: in
         logits = np.concatenate([part.logits for part in parts])
         raws = np.concatenate([part.raw for part in parts])
         if not len(ids):
-            raise KernelError("no logit is a number: the model's weights are damaged, get the file again")
+            raise KernelError(_NO_LOGIT)
         order = np.lexsort((ids, -logits))[: 1 if sampling.is_greedy else CANDIDATE_LIMIT]
         ids, logits, raws = ids[order], logits[order], raws[order]
         chosen = 0
@@ -228,9 +229,8 @@ def _count_candidates(sampling: SamplingParameters) -> int:
 
 
 def _largest_perturbed(parts: Sequence[Candidates]) -> tuple[int, float]:
-    offers = [part.best for part in parts if part.best is not None]
-    if not offers:
-        raise KernelError("no logit is a number: the model's weights are damaged, get the file again")
+    if not (offers := [part.best for part in parts if part.best is not None]):
+        raise KernelError(_NO_LOGIT)
     winner = min(offers, key=lambda offer: (-offer.perturbed, offer.token))
     return winner.token, winner.raw
 

@@ -135,6 +135,8 @@ class Node:
             return
         self._planning.model, self._planning.device = model, device
         self._member.model_changed(self._now)
+        if model is None:  # and none was there: then nobody asked
+            self._roots.fail_all('the model can no longer be served: "meshllm status" says why')
         self._greeted_before = tuple(self._sessions.all_links())
         for _, peer in self._members.alive():
             self._out.send(peer.link, self._served_model())
@@ -268,12 +270,8 @@ class Node:
         in_force = self._epochs.in_force()
         self._sessions.epoch = in_force.epoch if in_force else None
         if self._roots.has_late(self._now):
-            self._roots.expire(
-                self._now, f"no layout came into force in {self._config.wait_s:.0f} s: {self._missing()}"
-            )
-
-    def _missing(self) -> str:
-        return self.view(self._now).detail or "the mesh is changing"
+            missing = self.view(self._now).detail or "the mesh is changing"
+            self._roots.expire(self._now, f"no layout came into force in {self._config.wait_s:.0f} s: {missing}")
 
     def _served_model(self) -> ServedModel:
         hello = self._hello()

@@ -100,17 +100,19 @@ def read_secret(path: Path) -> MeshSecret:
     """The secret in a file of one line. Raises ConfigError that names the file; FileNotFoundError if there is none."""
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & stat.S_IRWXO:
-                raise ConfigError(f"{path}: the mesh secret is open to all users of this device; run: chmod 600 {path}")
+            is_open = bool(os.fstat(file.fileno()).st_mode & stat.S_IRWXO)
             text = file.read(4096).decode("ascii", "replace")
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigError(f"{path}: the mesh secret cannot be read: {error.strerror}") from None
     try:
-        return MeshSecret.from_text(text)
+        secret = MeshSecret.from_text(text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    if is_open:
+        raise ConfigError(f"{path}: the mesh secret is open to all users of this device; run: chmod 600 {path}")
+    return secret
 
 
 def write_secret(path: Path, secret: MeshSecret, *, replace: bool) -> None:
