@@ -6,7 +6,7 @@ All run at once and idle while others are measured; runs alternate, so that what
 daemon has one thread for its kernels and is bound to one core, all its threads, as if it were a device of its own. Two
 daemons apart, each with the whole model and an answer of its own, answer at the same time: the sum of their speeds is
 what two cores of this machine can do, with its memory shared and nothing to exchange. Writes
-benchmarks/runs/DATE-CPU/decode.json: command, versions, raw figures, and a hash of the tokens, because a fast wrong
+benchmarks/runs/DATE-CPU-ISA/decode.json: command, versions, raw figures, and a hash of the tokens, because a fast wrong
 answer is none.
 """
 
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from meshllm import __version__
+from meshllm.kernels.binding import list_isas
 from tests.system.mesh import Daemon, Mesh
 
 WARM_UP = 256  # tokens
@@ -124,13 +125,15 @@ def _keep(figures: dict[str, list[dict[str, Any]]], chosen: argparse.Namespace) 
         decode, prompt = (speeds[name] / speeds[SET_UPS[0]] for speeds in (medians, prompts))
         print(f"median {name:22} {medians[name]:7.2f} tok/s decode {prompts[name]:8.1f} tok/s prompt", end="")
         print(f"   x {decode:.2f} and {prompt:.2f}")
-    folder = RUNS / f"{date.today().isoformat()}-{_cpu().lower().replace(' ', '-')[:40]}"
+    isa = next(name for name, runs in list_isas() if runs)  # tells machines apart that give one name
+    folder = RUNS / f"{date.today().isoformat()}-{_cpu().lower().replace(' ', '-')[:40]}-{isa}"
     folder.mkdir(parents=True, exist_ok=True)
     record = {
         "command": f"python -m benchmarks.decode {chosen.model.name} {' '.join(sys.argv[2:])}".strip(),
         "meshllm": __version__,
         "python": sys.version.split()[0],
         "cpu": _cpu(),
+        "isa": isa,
         "model_bytes": chosen.model.stat().st_size,
         "median_decode_tok_s": medians,
         "median_prefill_tok_s": prompts,

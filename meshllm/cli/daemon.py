@@ -45,6 +45,7 @@ daemon = click.Command(
     callback=_run,
     params=_options(),
     help="Run this device's part of the mesh, in the foreground, until a signal ends it.\n\n"
-    "Each flag is also a variable (--state-dir: MESHLLM_STATE_DIR) and a key of the configuration file (state_dir); "
+    "Each flag is also a variable (--state-dir: MESHLLM_STATE_DIR) and a key of the configuration file (state_dir), a "
+    "repeatable one in the plural (--peer: MESHLLM_PEERS, peers); "
     "a flag wins over a variable, a variable over the file.",
 )
