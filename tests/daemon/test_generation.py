@@ -121,3 +121,16 @@ async def test_failures_keep_their_kind(control: EmittingControl) -> None:
         control.end = fails_with(code, "why")
         with pytest.raises(kind, match="why"):
             await answer(control.generator(), request())
+
+
+async def test_an_answer_names_the_devices_of_the_layout_that_it_began_on(control: EmittingControl) -> None:
+    generator = control.generator()
+    control.status = lambda: msgspec.structs.replace(STATUS, layout=LAYOUT)  # type: ignore[method-assign]
+    async with generator.open(generator.check(request(max_tokens=3), "prompt")) as pieces:
+        first = await anext(pieces)
+        assert isinstance(first, Piece)
+        later = msgspec.structs.replace(LAYOUT, epoch=2, ranks=("c", "b", "a"))
+        control.status = lambda: msgspec.structs.replace(STATUS, layout=later)  # type: ignore[method-assign]
+        (*_, finish) = [piece async for piece in pieces]
+    assert isinstance(finish, Finish)
+    assert finish.ranks == LAYOUT.ranks
