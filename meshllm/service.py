@@ -39,6 +39,7 @@ from meshllm.log import Logger, configure_logging
 from meshllm.mesh.facts import NodeConfig
 from meshllm.net.identity import Identity, load_or_make_secret
 from meshllm.net.listener import bind
+from meshllm.net.reasons import first_of
 from meshllm.settings import DEFAULT_PORT, PORT_TRIES
 
 SWITCH_INTERVAL_S: Final = 1e-4  # a thread that comes back from C waits so long for the interpreter, not 5 ms
@@ -66,7 +67,7 @@ def run(config: Config) -> int:
         try:
             trio.run(_main, config, log, os.environ)
         except* MeshLLMError as group:
-            raise _first(group) from group
+            raise first_of(group) from group
         finally:
             for number in STOP_SIGNALS:  # for the interpreter's own end, which restores the default of handlers
                 signal.signal(number, signal.SIG_IGN)
@@ -101,12 +102,6 @@ def _state_folder(config: Config) -> Iterator[None]:
                 f"{config.state_dir}: another daemon uses this state folder; give this one its own with --state-dir"
             ) from None
         yield
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _main(config: Config, log: Logger, environment: Mapping[str, str]) -> None:

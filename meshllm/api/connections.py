@@ -8,7 +8,6 @@ would take unasked, is refused: its clients can keep an answer's slot with a clo
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
 from meshllm.api.openai import error_object
+from meshllm.api.streams import json_response
 
 if TYPE_CHECKING:
     import h11
@@ -241,7 +241,7 @@ def _config() -> hypercorn.config.Config:
 
 def _closing_response(status: int, words: str, code: str) -> bytes:
     """A whole answer that is the connection's last."""
-    content = json.dumps(error_object(words, status, code, None)).encode()
+    content = bytes(json_response(error_object(words, status, code, None), status).body)
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"

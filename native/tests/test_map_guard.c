@@ -9,9 +9,8 @@
 static size_t page;
 
 static const uint8_t *map_pages(size_t n_pages, int *file) { // of a file of that many pages, each byte 1
-    char path[] = "/tmp/meshllm-map-guard-XXXXXX";
-    *file = mkstemp(path);
-    CHECK(*file >= 0 && !unlink(path));
+    *file = memfd_create("map guard", 0);
+    CHECK(*file >= 0);
     uint8_t *ones = malloc(n_pages * page);
     memset(ones, 1, n_pages * page);
     CHECK(write(*file, ones, n_pages * page) == (ssize_t)(n_pages * page));

@@ -33,14 +33,12 @@ from meshllm.mesh.framing import encode_body
 from meshllm.mesh.messages import Candidates, DataMessage, Epoch, Partial, Ready, Step, StepEntry
 from meshllm.model.model_file import ModelFile
 from meshllm.parameters import SampledToken, SamplingParameters
-
-LEAST_MARGIN = 0.5  # golden/README: where two tokens are closer than this, either may come first
+from tests.margins import first_small
 
 
 def follows(found: list[int], case: dict[str, Any]) -> bool:
     """Whether found is the golden continuation up to its first close call."""
-    margins = case["margins"]
-    n_sure = next((i for i, margin in enumerate(margins) if margin < LEAST_MARGIN), len(margins))
+    n_sure = first_small(case["margins"])
     return found[:n_sure] == case["greedy_ids"][:n_sure]
 
 
