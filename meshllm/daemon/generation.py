@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, assert_never, cast
+from typing import Literal, TypeAlias, assert_never, cast
 
 import msgspec
 import trio
@@ -21,6 +21,7 @@ from meshllm.daemon.decode_clock import DecodeClock
 from meshllm.daemon.readers import Delivery
 from meshllm.daemon.served_model import ServedModel
 from meshllm.errors import ContextLengthError, InvalidRequestError, MeshLLMError, UnavailableError
+from meshllm.limits import MAX_SEED
 from meshllm.mesh.messages import Failed, Finished, ModelHash, RequestId, Submit, Tokens
 from meshllm.model.chat_template import CHATML, ChatTemplate, JsonValue, Message
 from meshllm.model.text_stream import TextStream
@@ -29,7 +30,6 @@ from meshllm.parameters import SampledToken, SamplingParameters
 from meshllm.status import Status
 
 FinishReason: TypeAlias = Literal["stop", "length"]
-MAX_SEED: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ import shutil
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -228,47 +229,49 @@ async def test_reader_that_takes_nothing_is_given_up(
             stopping.set()
 
 
-async def test_connections_are_bounded(path: Path, model_file: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+@asynccontextmanager
+async def serving(path: Path, model_file: ModelFile, tcp: tuple[str, int] | None = None) -> AsyncIterator[None]:
+    """The API with a model that answers one token; what is done within it has 20 s."""
     stopping = trio.Event()
-    with open_sockets(path, 0o660, None, None, ()) as sockets:
+    with open_sockets(path, 0o660, None, tcp, ()) as sockets:
         async with trio.open_nursery() as nursery:
             generator = EmittingControl(model_file, (1,)).generator()
             await nursery.start(serve, generator, sockets, stopping, structlog.get_logger())
             with trio.fail_after(20):
-                open_ones = [await trio.open_unix_socket(str(path)) for _ in range(3)]
-                await trio.testing.wait_all_tasks_blocked(0.05)
-                async with await trio.open_unix_socket(str(path)) as one_more:
-                    assert (await one_more.receive_some(4096)).startswith(b"HTTP/1.1 503")
-                    assert await one_more.receive_some(1) == b""
-                await open_ones.pop().aclose()
-                await trio.testing.wait_all_tasks_blocked(0.05)
-                async with await trio.open_unix_socket(str(path)) as again:
-                    await again.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-                    assert (await again.receive_some(20)).startswith(b"HTTP/1.1 200")
-                for stream in open_ones:
-                    await stream.aclose()
+                yield
             stopping.set()
+
+
+async def test_connections_are_bounded(path: Path, model_file: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    async with serving(path, model_file):
+        open_ones = [await trio.open_unix_socket(str(path)) for _ in range(3)]
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        async with await trio.open_unix_socket(str(path)) as one_more:
+            assert (await one_more.receive_some(4096)).startswith(b"HTTP/1.1 503")
+            assert await one_more.receive_some(1) == b""
+        await open_ones.pop().aclose()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        async with await trio.open_unix_socket(str(path)) as again:
+            await again.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await again.receive_some(20)).startswith(b"HTTP/1.1 200")
+        for stream in open_ones:
+            await stream.aclose()
 
 
 async def test_a_full_tcp_socket_keeps_no_local_client_out(
     path: Path, model_file: ModelFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
-    stopping, port = trio.Event(), free_port()
-    with open_sockets(path, 0o660, None, ("127.0.0.1", port), ()) as sockets:
-        async with trio.open_nursery() as nursery:
-            generator = EmittingControl(model_file, (1,)).generator()
-            await nursery.start(serve, generator, sockets, stopping, structlog.get_logger())
-            with trio.fail_after(20):
-                open_ones = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
-                assert (await open_ones[2].receive_some(4096)).startswith(b"HTTP/1.1 503")
-                async with await trio.open_unix_socket(str(path)) as local:
-                    await local.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-                    assert (await local.receive_some(20)).startswith(b"HTTP/1.1 200")
-                for stream in open_ones:
-                    await stream.aclose()
-            stopping.set()
+    port = free_port()
+    async with serving(path, model_file, ("127.0.0.1", port)):
+        open_ones = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
+        assert (await open_ones[2].receive_some(4096)).startswith(b"HTTP/1.1 503")
+        async with await trio.open_unix_socket(str(path)) as local:
+            await local.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await local.receive_some(20)).startswith(b"HTTP/1.1 200")
+        for stream in open_ones:
+            await stream.aclose()
 
 
 @pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "further"])
@@ -277,17 +280,10 @@ async def test_a_head_that_never_ends_ends_its_connection(
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.5)
     monkeypatch.setattr(connections._Handler, "_limit_s", 0.5)
-    stopping = trio.Event()
-    with open_sockets(path, 0o660, None, None, ()) as sockets:
-        async with trio.open_nursery() as nursery:
-            generator = EmittingControl(model_file, (1,)).generator()
-            await nursery.start(serve, generator, sockets, stopping, structlog.get_logger())
-            with trio.fail_after(20):
-                async with await trio.open_unix_socket(str(path)) as slow:
-                    if before:
-                        await slow.send_all(before)
-                        assert (await slow.receive_some(4096)).startswith(b"HTTP/1.1 200")
-                    await slow.send_all(b"GET /health HTTP/1.1\r\nHo")
-                    while await slow.receive_some(4096):
-                        continue
-            stopping.set()
+    async with serving(path, model_file), await trio.open_unix_socket(str(path)) as slow:
+        if before:
+            await slow.send_all(before)
+            assert (await slow.receive_some(4096)).startswith(b"HTTP/1.1 200")
+        await slow.send_all(b"GET /health HTTP/1.1\r\nHo")
+        while await slow.receive_some(4096):
+            continue
