@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -93,8 +94,9 @@ class Api:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(timeout_s)
             sock.connect(str(self.daemon.socket))
-            sock.sendall(data)
             got = b""
+            with contextlib.suppress(ConnectionError):  # it may close before it has read all
+                sock.sendall(data)
             try:
                 while part := sock.recv(1 << 16):
                     got += part
