@@ -7,6 +7,7 @@ outside is escaped, so that no name of a stranger's can write to the terminal.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from typing import Literal
 
@@ -17,6 +18,7 @@ NEVER_LOGGED = frozenset(
     ("prompt", "messages", "text", "answer", "content", "tokens", "token_ids", "secret", "key", "body", "stop", "tools")
 )
 MAX_VALUE = 500  # characters of a value
+TELL_AGAIN_S = 60.0  # between lines that say the same
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 Logger = FilteringBoundLogger
@@ -46,8 +48,23 @@ def configure_logging(form: Literal["console", "json"], level: Literal["debug", 
     # of that is reported by net/discovery.py.
     logging.basicConfig(stream=sys.stderr, format="%(name)s: %(message)s", level=logging.ERROR)
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
+    accepting = logging.getLogger("trio.serve_listeners")
+    accepting.handlers, accepting.propagate = [_Unaccepted()], False
     logger: Logger = structlog.get_logger()
     return logger
+
+
+class _Unaccepted(logging.Handler):
+    """Tells from time to time that connections wait for want of descriptors; trio has a traceback each 100 ms."""
+
+    _told_at = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.created >= self._told_at + TELL_AGAIN_S:
+            self._told_at = record.created
+            error = record.exc_info[1] if record.exc_info else None
+            reason = (error.strerror if isinstance(error, OSError) else None) or record.getMessage()
+            structlog.get_logger().error("connections_not_accepted", reason=reason.lower())
 
 
 def drop_private(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import resource
 import socket
 import struct
 import time
@@ -279,3 +282,25 @@ def test_clients_that_leave_within_a_body_harm_nobody(api: Api) -> None:
             client.connect(str(api.daemon.socket))
             client.sendall(head + whole[:length])
     assert api.request("GET", "/health").status == 200
+
+
+def test_a_daemon_without_descriptors_says_so_once(api: Api) -> None:
+    pid = api.daemon.process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.settimeout(20)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(n for n in itertools.count() if n not in taken), limits[1]))
+        try:
+            waiting.connect(str(api.daemon.socket))
+            deadline = time.monotonic() + 20
+            while "connections_not_accepted" not in api.daemon.log:
+                assert time.monotonic() < deadline, "the daemon says nothing of it"
+                time.sleep(0.05)
+            time.sleep(0.5)  # some more tries
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        waiting.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert waiting.recv(100).startswith(b"HTTP/1.1 200")
+    assert api.daemon.log.count("too many open files") == api.daemon.log.count("connections_not_accepted") == 1
+    assert "Traceback" not in api.daemon.log
