@@ -21,7 +21,7 @@ from meshllm.daemon.device import UNKNOWN_BYTES, free_bytes
 from meshllm.daemon.member_links import MemberLinks
 from meshllm.daemon.model_store import ModelStore
 from meshllm.daemon.observed_speed import ObservedSpeed
-from meshllm.daemon.readers import Delivery, Readers
+from meshllm.daemon.readers import Readers
 from meshllm.daemon.reports import Reports
 from meshllm.daemon.served_model import ModelFollower, ServedModel
 from meshllm.daemon.status_report import CostWindow, OwnFacts, build_status, show_address
@@ -121,7 +121,7 @@ class ControlLoop:
         return self._models.model(name)
 
     @asynccontextmanager
-    async def open_request(self, submit: Submit) -> AsyncIterator[trio.MemoryReceiveChannel[Delivery]]:
+    async def open_request(self, submit: Submit) -> AsyncIterator[trio.MemoryReceiveChannel[act.Delivery]]:
         """A request in the mesh; the channel gives Tokens until Finished or Failed, then ends. Leaving cancels it."""
         with self._readers.open(submit) as receive:
             try:
@@ -274,12 +274,8 @@ class ControlLoop:
                 self._node.prepare_refused(epoch, reason, now)
             case bridge.EpochBroken(epoch, node, reason):
                 self._node.epoch_broken(epoch, node, reason, now)
-            case bridge.TokensDrawn(request, start, tokens):
-                self._node.tokens_drawn(request, start, tokens, now)
-            case bridge.RequestFinished(request, reason, n_tokens):
-                self._node.request_finished(request, reason, n_tokens, now)
-            case bridge.RequestFailed(request, code, reason):
-                self._node.request_failed(request, code, reason, now)
+            case bridge.Answered(epoch, message):
+                self._node.answered(epoch, message, now)
             case bridge.StepCosts():
                 self._costs.add(event, now)
                 if self._speed.has_changed(event, now):

@@ -24,6 +24,7 @@ from meshllm.daemon.loop_bridge import (
     MAX_COMMANDS,
     MAX_EVENTS,
     Admit,
+    Answered,
     AttachDataLink,
     CancelAdmitted,
     Command,
@@ -32,14 +33,14 @@ from meshllm.daemon.loop_bridge import (
     EpochRefused,
     Event,
     PrepareEpoch,
-    RequestFailed,
     RetireEpoch,
     Stop,
 )
 from meshllm.errors import LocalProtocolError
 from meshllm.kernels.binding import Kernels
 from meshllm.layout.layout import NodeId
-from meshllm.mesh.messages import Epoch
+from meshllm.mesh.messages import Epoch, Failed
+from meshllm.mesh.request import LOST
 
 MAX_EARLY_LINKS: Final = 64  # data links whose PrepareEpoch has not come; the oldest are closed
 EARLY_LINK_S: Final = 30.0  # such a link is kept so long
@@ -132,9 +133,11 @@ class _Loop:
                 if (member := self._members.get(epoch)) is not None:
                     member.admit(submit)
                 else:
-                    self._events.post(RequestFailed(submit.request, "unavailable", "the layout is no longer in force"))
+                    failed = Failed(submit.request, LOST, "the layout is no longer in force")
+                    self._events.post(Answered(epoch, failed))
             case CancelAdmitted(request=request):
-                any(member.cancel(request) for member in self._members.values())
+                for member in self._members.values():
+                    member.cancel(request)
             case Stop():
                 for member in self._members.values():
                     member.retire("the daemon stops")

@@ -18,13 +18,13 @@ import trio
 from meshllm.daemon.crossing import Crossing
 from meshllm.daemon.epoch_links import EpochLinks
 from meshllm.daemon.loop_bridge import (
+    Answered,
     AttachDataLink,
     EpochBroken,
     EpochPrepared,
     EpochRefused,
     Event,
     PrepareEpoch,
-    RequestFailed,
 )
 from meshllm.daemon.rank_engine import RankEngine
 from meshllm.daemon.step_costs import CostCounter
@@ -34,8 +34,9 @@ from meshllm.engine.executor import BatchStoppedError
 from meshllm.errors import KernelError, MeshLLMError, ModelFileError
 from meshllm.kernels.binding import Kernels
 from meshllm.layout.layout import NodeId
-from meshllm.mesh.messages import Candidates, Leave, RequestId, Submit
+from meshllm.mesh.messages import Candidates, Failed, Leave, RequestId, Submit
 from meshllm.mesh.pacing import Patience
+from meshllm.mesh.request import LOST
 from meshllm.mesh.stepping import MemberFaultError, MemberLeftError, StepLimits, StepSequencer
 from meshllm.net.link_group import LinkFaultError
 
@@ -83,8 +84,8 @@ class EpochMember:
     def admit(self, submit: Submit) -> None:
         """A request, on the driver."""
         if self._driver is None:
-            reason = "the layout is not in force on its driver"
-            self._events.post(RequestFailed(submit.request, "unavailable", reason))
+            failed = Failed(submit.request, LOST, "the layout is not in force on its driver")
+            self._events.post(Answered(self.epoch, failed))
         else:
             self._driver.admit(submit)
 
@@ -176,7 +177,7 @@ class EpochMember:
             may_sleep=lambda: not self._others_step(),
         )
         if command.is_driver:
-            self._driver = StepDriver(runner, layout, self._events)
+            self._driver = StepDriver(self.epoch, runner, layout, self._events)
         await self._events.send(EpochPrepared(self.epoch, engine.slice_bytes, engine.cache_bytes))
         return runner
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, assert_never, cast
@@ -18,10 +18,10 @@ import trio
 
 from meshllm.daemon.control_loop import ControlLoop
 from meshllm.daemon.decode_clock import DecodeClock
-from meshllm.daemon.readers import Delivery
 from meshllm.daemon.served_model import ServedModel
 from meshllm.errors import ContextLengthError, InvalidRequestError, MeshLLMError, UnavailableError
 from meshllm.limits import MAX_SEED
+from meshllm.mesh.actions import Delivery, Resuming
 from meshllm.mesh.messages import Failed, Finished, ModelHash, RequestId, Submit, Tokens
 from meshllm.model.chat_template import CHATML, ChatTemplate, JsonValue, Message
 from meshllm.model.text_stream import TextStream
@@ -187,7 +187,8 @@ class Generator:
     async def _pieces(
         self, deliveries: trio.MemoryReceiveChannel[Delivery], text: TextStream
     ) -> AsyncGenerator[Piece | Finish, None]:
-        clock, ranks = DecodeClock(), None
+        clock, resuming = DecodeClock(), True
+        ranks: dict[str, None] = {}  # of all layouts that had a part in it
         async for delivery in deliveries:
             match delivery:
                 case Tokens(tokens=tokens):
@@ -198,14 +199,17 @@ class Generator:
                         if text.stopped:
                             break
                     clock.take(n_used, time.monotonic())
-                    ranks = ranks or self._ranks()  # another layout may be in force when it ends
+                    if resuming:  # later another layout may be in force, which has no part in it
+                        ranks |= dict.fromkeys(self._ranks())
+                        resuming = False
                     yield Piece(shown, tokens[:n_used])
                     if text.stopped:
                         yield _finish("stop", clock, ranks)
                         return
+                case Resuming():
+                    resuming = True
                 case Finished(reason=reason):
-                    rest = text.flush()
-                    if rest:
+                    if rest := text.flush():
                         yield Piece(rest, ())
                     yield _finish("stop" if reason == "stop" or text.stopped else "length", clock, ranks)
                     return
@@ -222,8 +226,8 @@ class Generator:
         return tuple(names.get(node, node) for node in ranks)
 
 
-def _finish(reason: FinishReason, clock: DecodeClock, ranks: tuple[str, ...] | None) -> Finish:
-    return Finish(reason, clock.tokens, clock.tok_s(), ranks or ())
+def _finish(reason: FinishReason, clock: DecodeClock, ranks: Iterable[str]) -> Finish:
+    return Finish(reason, clock.tokens, clock.tok_s(), tuple(ranks))
 
 
 def _check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshllm.layout.layout import Layout, NodeId
+from meshllm.mesh.batching import Outcome
 from meshllm.mesh.messages import Epoch, RequestId, Submit
 from meshllm.model.model_file import ModelFile
 from meshllm.net.data_link import DataKeys
-from meshllm.parameters import SampledToken
 
 MAX_COMMANDS = 4096  # waiting for the data loop; a step is the longest it does not look
 MAX_EVENTS = 4096  # waiting for the control loop
@@ -71,7 +71,7 @@ class RetireEpoch:
 class Admit:
     """On the driver: run this request in this epoch.
 
-    Answered by TokensDrawn any number of times, then RequestFinished or RequestFailed.
+    Followed by Answered with Tokens any number of times, then with Finished or Failed.
     """
 
     epoch: Epoch
@@ -125,30 +125,11 @@ class EpochBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class TokensDrawn:
-    """start: index of the first of `tokens` in the whole answer (what a replay brought along is counted)."""
+class Answered:
+    """Of a request that was admitted to this epoch; Finished and Failed are its last."""
 
-    request: RequestId
-    start: int
-    tokens: tuple[SampledToken, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFinished:
-    """reason: "stop" or "length"; n_tokens: of the whole answer, an end token included."""
-
-    request: RequestId
-    reason: str
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
-    """It ended without a finish; code as of errors.py."""
-
-    request: RequestId
-    code: str
-    reason: str
+    epoch: Epoch
+    message: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,13 +158,4 @@ class DataLoopEnded:
     error: str | None
 
 
-Event: TypeAlias = (
-    EpochPrepared
-    | EpochRefused
-    | EpochBroken
-    | TokensDrawn
-    | RequestFinished
-    | RequestFailed
-    | StepCosts
-    | DataLoopEnded
-)
+Event: TypeAlias = EpochPrepared | EpochRefused | EpochBroken | Answered | StepCosts | DataLoopEnded

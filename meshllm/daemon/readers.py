@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 import trio
 
+from meshllm.mesh.actions import Delivery, Resuming
 from meshllm.mesh.messages import Failed, Finished, RequestId, Submit, Tokens
+from meshllm.mesh.request import MAX_REPLAYS
 from meshllm.status import RequestCounts
-
-Delivery: TypeAlias = Tokens | Finished | Failed
 
 
 @dataclass(slots=True)
@@ -32,7 +32,8 @@ class Readers:
 
     def open(self, submit: Submit) -> trio.MemoryReceiveChannel[Delivery]:
         """A place for the answer of a request; it ends after Finished or Failed."""
-        send, receive = trio.open_memory_channel[Delivery](submit.max_tokens + 2)  # the most that can ever come
+        most = (submit.max_tokens + 1) * (1 + MAX_REPLAYS) + 1  # that can ever come
+        send, receive = trio.open_memory_channel[Delivery](most)
         self._readers[submit.request] = _Reader(send)
         return receive
 
@@ -55,6 +56,8 @@ class Readers:
                 reader.first_s = now if reader.first_s is None else reader.first_s
                 reader.last_s = now
                 reader.tokens += len(message.tokens)
+            case Resuming():
+                pass
             case Finished():
                 self._answered += 1
                 if reader.first_s is not None and reader.tokens > 1 and reader.last_s > reader.first_s:

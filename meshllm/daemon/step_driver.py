@@ -9,16 +9,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import assert_never
 
 from meshllm.daemon.crossing import Crossing
-from meshllm.daemon.loop_bridge import Event, RequestFailed, RequestFinished, TokensDrawn
+from meshllm.daemon.loop_bridge import Answered, Event
 from meshllm.daemon.step_runner import StepRunner
 from meshllm.engine.sampling import Candidates, draw
 from meshllm.errors import KernelError, RemoteProtocolError
 from meshllm.layout.layout import Layout
 from meshllm.mesh.batching import Batcher, Outcome
-from meshllm.mesh.messages import Failed, Finished, RequestId, Step, Submit, Tokens
+from meshllm.mesh.messages import Epoch, RequestId, Step, Submit
 from meshllm.mesh.pacing import PromptPace
 from meshllm.mesh.stepping import MemberFaultError
 from meshllm.parameters import SampledToken
@@ -27,7 +26,8 @@ from meshllm.parameters import SampledToken
 class StepDriver:
     """See the head of this file."""
 
-    def __init__(self, runner: StepRunner, layout: Layout, events: Crossing[Event]) -> None:
+    def __init__(self, epoch: Epoch, runner: StepRunner, layout: Layout, events: Crossing[Event]) -> None:
+        self._epoch = epoch
         self._runner = runner
         self._layout = layout
         self._events = events
@@ -81,7 +81,7 @@ class StepDriver:
     async def tell(self) -> None:
         """What came of requests, as far as the control loop does not know it."""
         while self._untold:
-            await self._events.send(_event_of(self._untold.popleft()))
+            await self._events.send(Answered(self._epoch, self._untold.popleft()))
 
     def _draw(self, step: Step, own: Sequence[Candidates]) -> list[SampledToken | KernelError]:
         """The token of each entry with sampling."""
@@ -114,14 +114,3 @@ class StepDriver:
             except RemoteProtocolError as error:
                 raise MemberFaultError(share.node, str(error)) from error
         return offers
-
-
-def _event_of(outcome: Outcome) -> Event:
-    match outcome:
-        case Tokens():
-            return TokensDrawn(outcome.request, outcome.start, outcome.tokens)
-        case Finished():
-            return RequestFinished(outcome.request, outcome.reason, outcome.n_tokens)
-        case Failed():
-            return RequestFailed(outcome.request, outcome.code, outcome.reason)
-    assert_never(outcome)

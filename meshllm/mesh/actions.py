@@ -93,11 +93,21 @@ class CancelAdmitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Resuming:
+    """To a reader: what computed the answer is lost, so other devices go on with it; its next token comes later."""
+
+    reason: str
+
+
+Delivery: TypeAlias = Tokens | Resuming | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """To the local reader of a request submitted here. Finished and Failed are the last of a request."""
 
     request: RequestId
-    message: Tokens | Finished | Failed
+    message: Delivery
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ import msgspec
 
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Layout, NodeId
+from meshllm.mesh.admissions import Admissions
 from meshllm.mesh.epoch import EpochBook, EpochEvent, members_of
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import Abort, Commit, ControlMessage, Epoch, Prepare
 from meshllm.mesh.offer import Offer, OfferEvent, OfferState, fits_beside
 from meshllm.mesh.outbox import Outbox
 from meshllm.mesh.planning import Planning, Situation, same_placement
-from meshllm.mesh.request import Admissions
 
 PREPARE_S: Final = 600.0  # a rank that takes longer to pack its slice is left out
 YIELD_S: Final = 15.0  # after another was elected, an idle epoch of ours ends: its memory may be what the other lacks

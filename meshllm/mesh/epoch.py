@@ -87,6 +87,10 @@ class EpochBook:
         """Alive epochs, smallest first."""
         return sorted(self._epochs.values(), key=lambda entry: entry.epoch)
 
+    def is_preparing(self) -> bool:
+        """Whether one is under way here."""
+        return any(entry.state is not EpochState.COMMITTED for entry in self._epochs.values())
+
     def in_force(self) -> MemberEpoch | None:
         """The largest epoch ever committed here, while it lives: after its end there is no way back to an older one."""
         return self._epochs.get(self._committed) if self._committed is not None else None

@@ -47,7 +47,6 @@ from meshllm.mesh.request import UNAVAILABLE
 from meshllm.mesh.routing import Routing
 from meshllm.mesh.sessions import Ended, Joined, SessionEvent, Sessions
 from meshllm.mesh.view import make_view
-from meshllm.parameters import SampledToken
 
 
 class Node:
@@ -64,7 +63,7 @@ class Node:
         self._epochs = EpochBook(config.node, self._out)
         self._planning = Planning(config, self._members, self._epochs, self._out)
         self._planning.model, self._planning.device = model, device
-        self._routing = Routing(config.node, self._planning, self._members, self._epochs, self._out)
+        self._routing = Routing(config, self._planning, self._members, self._epochs, self._out)
         self._roots, self._admissions = self._routing.roots, self._routing.admissions
         self._driver = Driver(
             config.node, config.incarnation, self._planning, self._members, self._epochs, self._admissions, self._out
@@ -135,8 +134,9 @@ class Node:
             return
         self._planning.model, self._planning.device = model, device
         self._member.model_changed(self._now)
-        if model is None:  # and none was there: then nobody asked
-            self._roots.fail_all('the model can no longer be served: "meshllm status" says why')
+        self._roots.fail_all(
+            'the model is no longer served: "meshllm status" says why', but=model.hash if model else None
+        )
         self._greeted_before = tuple(self._sessions.all_links())
         for _, peer in self._members.alive():
             self._out.send(peer.link, self._served_model())
@@ -180,7 +180,7 @@ class Node:
         except RemoteProtocolError as error:
             self._out.add(Deliver(request.request, Failed(request.request, InvalidRequestError.code, str(error))))
             return
-        self._roots.add(request, self._now + self._config.wait_s)
+        self._roots.add(request, self._now)
         self._review()
 
     def cancel(self, request: RequestId, now: float) -> None:
@@ -191,21 +191,10 @@ class Node:
 
     # --- the driver's data loop, of requests that were admitted
 
-    def tokens_drawn(self, request: RequestId, start: int, tokens: tuple[SampledToken, ...], now: float) -> None:
-        """Tokens from index `start` of the whole answer on."""
-        if self._begin(now) and tokens:
-            self._admissions.tokens(request, start, tokens)
-
-    def request_finished(self, request: RequestId, reason: str, n_tokens: int, now: float) -> None:
-        """reason: "stop" or "length"; n_tokens: of the whole answer."""
+    def answered(self, epoch: Epoch, message: Tokens | Finished | Failed, now: float) -> None:
+        """What came of a request in an epoch; ignored if it no longer runs in that one."""
         if self._begin(now):
-            self._admissions.ended(request, Finished(request, reason, n_tokens))
-            self._review()
-
-    def request_failed(self, request: RequestId, code: str, reason: str, now: float) -> None:
-        """It ended without a finish; code as of errors.py."""
-        if self._begin(now):
-            self._admissions.ended(request, Failed(request, code, reason))
+            self._admissions.answered(epoch, message)
             self._review()
 
     # --- time and results
@@ -271,7 +260,8 @@ class Node:
         self._sessions.epoch = in_force.epoch if in_force else None
         if self._roots.has_late(self._now):
             missing = self.view(self._now).detail or "the mesh is changing"
-            self._roots.expire(self._now, f"no layout came into force in {self._config.wait_s:.0f} s: {missing}")
+            reason = f"no layout came into force in {self._config.wait_s:.0f} s: {missing}"
+            self._roots.expire(self._now, reason, preparing=self._driver.is_busy or self._epochs.is_preparing())
 
     def _served_model(self) -> ServedModel:
         hello = self._hello()
@@ -288,7 +278,7 @@ class Node:
                 case Ended(node, reason):
                     self._driver.peer_ended(node, reason, self._now)
                     self._member.driver_lost(node, reason)
-                    self._routing.peer_ended(node, reason)
+                    self._routing.peer_ended(node, reason, self._now)
 
     def _take(self, node: NodeId, message: ControlMessage, network_rtt_us: float | None) -> None:
         """A message of a peer with a bound link."""

@@ -6,27 +6,31 @@ from typing import TypeAlias
 
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import NodeId
+from meshllm.mesh.admissions import Admissions
 from meshllm.mesh.epoch import EpochBook
+from meshllm.mesh.facts import NodeConfig
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import Cancel, ControlMessage, Failed, Finished, RequestId, Submit, Tokens
 from meshllm.mesh.outbox import Outbox
 from meshllm.mesh.planning import Planning
-from meshllm.mesh.request import MOVED, Admissions, RootRequests
+from meshllm.mesh.request import MOVED, RootRequests
 
-RETRY_S = 0.25  # after a driver said that it does not drive
+RETRY_S = 0.25  # after a driver said that it does not drive, or that the epoch is over
 Answer: TypeAlias = Tokens | Finished | Failed
 
 
 class Routing:
     """Root's and driver's requests of this node, and the messages between."""
 
-    def __init__(self, own: NodeId, planning: Planning, members: Membership, epochs: EpochBook, out: Outbox) -> None:
-        self._own = own
+    def __init__(
+        self, config: NodeConfig, planning: Planning, members: Membership, epochs: EpochBook, out: Outbox
+    ) -> None:
+        self._own = config.node
         self._planning = planning
         self._members = members
         self._epochs = epochs
         self._out = out
-        self.roots = RootRequests(out)
+        self.roots = RootRequests(out, config.wait_s)
         self.admissions = Admissions(out, self._answer)
         self._now = 0.0
 
@@ -37,11 +41,11 @@ class Routing:
         for request in self.roots.waiting(now):
             if in_force is not None and request.submit.model == in_force.model:
                 driver = in_force.epoch.driver
-                self.roots.dispatched(request, driver)
+                submit = self.roots.dispatched(request, driver)
                 if driver == self._own:
-                    self.admissions.take(self._own, request.submit, in_force.epoch)
+                    self.admissions.take(self._own, submit, in_force.epoch)
                 else:
-                    self._send(driver, request.submit)
+                    self._send(driver, submit)
 
     def cancel(self, request: RequestId) -> None:
         """The local reader left."""
@@ -51,10 +55,10 @@ class Routing:
         elif driver is not None:
             self._send(driver, Cancel(request))
 
-    def peer_ended(self, node: NodeId, reason: str) -> None:
+    def peer_ended(self, node: NodeId, reason: str, now: float) -> None:
         """A peer is gone: as a root it reads no more, as a driver it answers no more."""
         self.admissions.root_lost(node)
-        self.roots.fail_driver(node, reason)
+        self.roots.driver_lost(node, reason, now)
 
     def take(self, node: NodeId, message: Submit | Cancel | Answer, now: float) -> str | None:
         """A message from a root or from a driver. Returns how it breaks the protocol, if it does."""
@@ -69,7 +73,7 @@ class Routing:
             case Finished():
                 return self.roots.finished(message, node)
             case Failed():
-                self.roots.failed(message, node, now + RETRY_S)
+                self.roots.failed(message, node, now, now + RETRY_S)
         return None
 
     def _take_submit(self, node: NodeId, message: Submit) -> None:

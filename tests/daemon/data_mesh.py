@@ -17,6 +17,7 @@ import trio
 from meshllm.daemon.data_loop import DataLoop
 from meshllm.daemon.loop_bridge import (
     Admit,
+    Answered,
     AttachDataLink,
     CommitEpoch,
     DataLoopEnded,
@@ -25,16 +26,13 @@ from meshllm.daemon.loop_bridge import (
     EpochRefused,
     Event,
     PrepareEpoch,
-    RequestFailed,
-    RequestFinished,
     StepCosts,
     Stop,
-    TokensDrawn,
 )
 from meshllm.kernels.binding import Kernels
 from meshllm.layout.layout import ExchangePrecision, Layout, NodeId, Prediction, Share
 from meshllm.mesh.framing import encode_body
-from meshllm.mesh.messages import DataHello, Epoch, ModelHash, Ready, RequestId, Submit
+from meshllm.mesh.messages import DataHello, Epoch, Failed, Finished, ModelHash, Ready, RequestId, Submit, Tokens
 from meshllm.model.model_file import ModelFile
 from meshllm.model.slicing import Range, Slice
 from meshllm.net.data_link import DataLink, derive_keys
@@ -103,7 +101,7 @@ class Member:
         self.loop = DataLoop(node, kernels)
         self.events: list[Event] = []
         self.tokens: dict[RequestId, list[SampledToken]] = defaultdict(list)
-        self.ends: dict[RequestId, RequestFinished | RequestFailed] = {}
+        self.ends: dict[RequestId, Finished | Failed] = {}
         self.costs: list[StepCosts] = []
         self._changed = trio.Event()
 
@@ -113,11 +111,11 @@ class Member:
             event = await self.loop.next_event()
             self.events.append(event)
             match event:
-                case TokensDrawn(request, start, tokens):
+                case Answered(_, Tokens(request, start, tokens)):
                     assert start == len(self.tokens[request])
                     self.tokens[request] += tokens
-                case RequestFinished() | RequestFailed():
-                    self.ends[event.request] = event
+                case Answered(_, end):
+                    self.ends[end.request] = end
                 case StepCosts():
                     self.costs.append(event)
                 case _:

@@ -23,14 +23,13 @@ from meshllm.daemon.loop_bridge import (
     EpochBroken,
     EpochPrepared,
     EpochRefused,
-    RequestFailed,
-    RequestFinished,
     RetireEpoch,
 )
 from meshllm.kernels.binding import guard_map
 from meshllm.layout.layout import Layout
 from meshllm.mesh.framing import encode_body
-from meshllm.mesh.messages import Candidates, DataMessage, Epoch, Partial, Ready, Step, StepEntry
+from meshllm.mesh.messages import Candidates, DataMessage, Epoch, Failed, Finished, Partial, Ready, Step, StepEntry
+from meshllm.mesh.request import LOST
 from meshllm.model.model_file import ModelFile
 from meshllm.parameters import SampledToken, SamplingParameters
 from tests.margins import first_small
@@ -253,7 +252,7 @@ async def test_replay_goes_on_where_the_answer_was(smollm2_path: Path) -> None:
         (rest,) = await mesh.ask(two, [submit])
         end = driver.ends[submit.request]
     assert rest == whole
-    assert isinstance(end, RequestFinished)
+    assert isinstance(end, Finished)
     assert end.n_tokens == 12
 
 
@@ -327,13 +326,13 @@ async def test_links_may_come_before_the_epoch(smollm2_path: Path) -> None:
         assert len(await ask_alone(mesh, epoch, [1, 2, 3], 2)) == 2
 
 
-async def test_request_for_a_layout_that_is_gone_fails(smollm2_path: Path) -> None:
+async def test_request_for_a_layout_that_is_gone_goes_back_to_its_root(smollm2_path: Path) -> None:
     async with open_mesh(1) as mesh:
         submit = submit_of([1, 2, 3])
         await mesh.ask(Epoch(9, node_id(0)), [submit])
         end = mesh.members[0].ends[submit.request]
-    assert isinstance(end, RequestFailed)
-    assert end.code == "unavailable"
+    assert isinstance(end, Failed)
+    assert end.code == LOST
 
 
 async def test_idle_is_idle(smollm2_path: Path) -> None:

@@ -16,7 +16,7 @@ from invariants import Reader
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.actions import CloseLink, Deliver, Dial, LinkId, Report, Send
-from meshllm.mesh.facts import ModelFacts, NodeConfig, NodeView
+from meshllm.mesh.facts import LayoutMode, ModelFacts, NodeConfig, NodeView
 from meshllm.mesh.messages import (
     Commit,
     Epoch,
@@ -36,9 +36,9 @@ from meshllm.parameters import SamplingParameters
 OTHER_FILE = ModelFacts(hash=ModelHash("cd" * 32), name="simulated", shape=SHAPE)
 
 
-def serving(n: int = 3, seed: int = 1) -> Cluster:
+def serving(n: int = 3, seed: int = 1, layout: LayoutMode = "all") -> Cluster:
     """Some devices that serve one layout."""
-    cluster = Cluster(seed, Options(n=n))
+    cluster = Cluster(seed, Options(n=n, layout=layout))
     cluster.run(12.0)
     assert all(view(process).state == "serving" for process in cluster.processes)
     return cluster
@@ -60,9 +60,28 @@ def others(cluster: Cluster, *but: Process) -> list[Process]:
 
 
 def ask(cluster: Cluster, process: Process, max_tokens: int = 200) -> Reader:
-    request = cluster.submit(process.index, max_tokens)
+    return _reader(cluster, cluster.submit(process.index, max_tokens))
+
+
+def ask_for_long(cluster: Cluster, process: Process) -> Reader:
+    """For a minute or so: no end token ends it."""
+    return _reader(cluster, cluster.submit(process.index, 2000, ()))
+
+
+def _reader(cluster: Cluster, request: RequestId | None) -> Reader:
     assert request is not None
     return cluster.invariants.readers[request]
+
+
+def goes_on(cluster: Cluster, reader: Reader) -> float:
+    """Seconds until the next token of an answer."""
+    began, known = cluster.scheduler.now, len(reader.tokens)
+    cluster.run(0.05)  # of what was under way
+    known = len(reader.tokens)
+    while len(reader.tokens) == known and reader.ended is None and cluster.scheduler.now < began + 30:
+        cluster.run(0.1)
+    assert reader.ended is None, reader.ended
+    return cluster.scheduler.now - began
 
 
 def ask_well(cluster: Cluster, process: Process) -> None:
@@ -72,21 +91,15 @@ def ask_well(cluster: Cluster, process: Process) -> None:
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["killed", "power lost"])
-def test_answer_ends_clearly_when_a_rank_dies_and_the_rest_serve_peer_01(silent: bool) -> None:
+def test_answer_goes_on_when_a_rank_dies_peer_01(silent: bool) -> None:
     cluster = serving(3)
     driver = driver_of(cluster)
     victim, root = others(cluster, driver)
-    running = ask(cluster, root, 10_000)
+    running = ask_for_long(cluster, root)
     cluster.run(0.5)
     assert running.tokens
-    died = cluster.scheduler.now
     victim.kill(silent=silent)
-    while running.ended is None and cluster.scheduler.now < died + 10:
-        cluster.run(0.1)
-    assert isinstance(running.ended, Failed)
-    assert f"device-{victim.index}" in running.ended.reason, "the error does not name the peer"
-    assert cluster.scheduler.now - died < 5.0
-    cluster.run(6.0)
+    assert goes_on(cluster, running) < 5.0
     layout = view(root).layout
     assert layout is not None
     assert {share.node for share in layout.shares} == {driver.node_id, root.node_id}
@@ -97,21 +110,62 @@ def test_answer_ends_clearly_when_a_rank_dies_and_the_rest_serve_peer_01(silent:
     assert layout is not None
     assert len(layout.shares) == 3, "the returning worker is not used"
     ask_well(cluster, victim)
+    assert running.ended is None, "joining ended an answer"
 
 
-def test_answer_ends_clearly_when_the_driver_dies_peer_01() -> None:
+@pytest.mark.parametrize("silent", [False, True], ids=["killed", "power lost"])
+def test_answer_goes_on_when_the_driver_dies_peer_01(silent: bool) -> None:
     cluster = serving(3)
     driver = driver_of(cluster)
     root, third = others(cluster, driver)
-    running = ask(cluster, root, 10_000)
+    running = ask_for_long(cluster, root)
     cluster.run(0.5)
-    driver.kill(silent=True)
-    cluster.run(5.0)
-    assert isinstance(running.ended, Failed)
-    assert f"device-{driver.index}" in running.ended.reason
+    assert running.tokens
+    driver.kill(silent=silent)
+    assert goes_on(cluster, running) < 5.0
     cluster.run(6.0)
     assert view(third).state == "serving"
     ask_well(cluster, third)
+
+
+def test_answer_goes_on_when_a_rank_hangs() -> None:
+    cluster = serving(3)
+    driver = driver_of(cluster)
+    victim, root = others(cluster, driver)
+    running = ask_for_long(cluster, root)
+    cluster.run(0.5)
+    victim.paused = True
+    assert goes_on(cluster, running) < 8.0  # 2 until it is noticed, as long again until it is certain, then a layout
+    victim.resume()
+    cluster.run(12.0)
+    assert running.ended is None
+
+
+def test_answer_survives_one_loss_after_the_other() -> None:
+    cluster = serving(4)
+    driver = driver_of(cluster)
+    root = max(others(cluster, driver), key=lambda process: process.node_id)
+    running = ask_for_long(cluster, root)
+    for lost in sorted(others(cluster, root), key=lambda process: process.node_id):
+        cluster.run(0.5)
+        assert running.tokens
+        lost.kill(silent=False)
+        assert goes_on(cluster, running) < 5.0
+    layout = view(root).layout
+    assert layout is not None
+    assert [share.node for share in layout.shares] == [root.node_id]
+
+
+def test_answer_that_no_layout_can_go_on_with_ends_with_the_reason() -> None:
+    cluster = serving(2, layout=2)
+    driver = driver_of(cluster)
+    (root,) = others(cluster, driver)
+    running = ask_for_long(cluster, root)
+    cluster.run(0.5)
+    driver.kill(silent=False)
+    cluster.run(15.0)
+    assert isinstance(running.ended, Failed)
+    assert "no layout came into force" in running.ended.reason
 
 
 def test_hung_device_is_noticed_within_two_seconds() -> None:

@@ -42,7 +42,7 @@ def test_every_state_and_event_is_used(name: str) -> None:
 @pytest.mark.parametrize(("state", "event"), list(product(request.RootState, request.RootEvent)))
 def test_requests_follow_their_table(state: request.RootState, event: request.RootEvent) -> None:
     submit = Submit(RequestId("0" * 32), ModelHash("0" * 64), (1,), (), 1, (), SamplingParameters())
-    found = RootRequest(submit, deadline=1.0, state=state)
+    found = RootRequest(submit, since=0.0, deadline=1.0, state=state)
     if (state, event) in request.TRANSITIONS:
         found.step(event)
         assert found.state is request.TRANSITIONS[state, event]

@@ -324,7 +324,7 @@ class Cluster:
 
     # --- requests
 
-    def submit(self, index: int, max_tokens: int = 30) -> RequestId | None:
+    def submit(self, index: int, max_tokens: int = 30, end_tokens: tuple[int, ...] = (END_TOKEN,)) -> RequestId | None:
         """A reader asks at a process; None if that is not running."""
         process, rng = self.processes[index], self.scheduler.rng
         if process.node is None or process.paused:
@@ -333,7 +333,7 @@ class Cluster:
         request = RequestId(f"{self._request_count:032x}")
         prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 12)))
         sampling = SamplingParameters(temperature=0.0)
-        submit = Submit(request, MODEL.hash, prompt, (), max_tokens, (END_TOKEN,), sampling)
+        submit = Submit(request, MODEL.hash, prompt, (), max_tokens, end_tokens, sampling)
         self.invariants.readers[request] = Reader(submit, index, self.scheduler.now)
         process.call(lambda node, now: node.submit(submit, now))
         return request

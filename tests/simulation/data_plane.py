@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from meshllm.mesh.actions import Admit, PrepareEpoch
-from meshllm.mesh.messages import Epoch, RequestId, Submit
+from meshllm.mesh.messages import Epoch, Finished, RequestId, Submit, Tokens
 from meshllm.parameters import SampledToken
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ VOCAB = 1000
 END_TOKEN = 7
 LINK_DEADLINE_S = 5.0
 STEP_DEADLINE_S = 2.0
+CROSSING_S = 0.002  # from the data loop to the control loop
 
 
 def next_token(history: tuple[int, ...]) -> int:
@@ -140,20 +141,23 @@ class DataPlane:
                 self._later(0.1, lambda: self._step(epoch, since))
             return
         for request, (submit, tokens) in list(data.requests.items()):
-            self._draw(data, request, submit, tokens)
+            self._draw(epoch, data, request, submit, tokens)
         self._later(self.cluster.scheduler.rng.uniform(0.005, 0.05), lambda: self._step(epoch, None))
 
-    def _draw(self, data: EpochData, request: RequestId, submit: Submit, tokens: tuple[int, ...]) -> None:
+    def _draw(self, epoch: Epoch, data: EpochData, request: RequestId, submit: Submit, tokens: tuple[int, ...]) -> None:
         token = next_token(submit.prompt + tokens)
         grown = (*tokens, token)
         data.requests[request] = (submit, grown)
-        drawn = (SampledToken(token),)
-        self.process.call(lambda node, now: node.tokens_drawn(request, len(tokens), drawn, now))
+        drawn = Tokens(request, len(tokens), (SampledToken(token),))
+        self._tell(epoch, drawn)
         ended = token in submit.end_tokens
         if ended or len(grown) >= submit.max_tokens:
             data.requests.pop(request, None)
-            reason = "stop" if ended else "length"
-            self.process.call(lambda node, now: node.request_finished(request, reason, len(grown), now))
+            self._tell(epoch, Finished(request, "stop" if ended else "length", len(grown)))
+
+    def _tell(self, epoch: Epoch, message: Tokens | Finished) -> None:
+        """Late, as it comes from another thread: the epoch may be over by then."""
+        self._later(CROSSING_S, lambda: self.process.call(lambda node, now: node.answered(epoch, message, now)))
 
     def _break(self, epoch: Epoch, node: str | None, reason: str) -> None:
         data = self.epochs.get(epoch)

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 from data_plane import right_answer
 
-from meshllm.mesh.actions import Admit, CommitEpoch, Deliver, PrepareEpoch
+from meshllm.mesh.actions import Admit, CommitEpoch, Deliver, PrepareEpoch, Resuming
 from meshllm.mesh.messages import Epoch, Failed, Finished, RequestId, Submit, Tokens
+
+# Why an answer may be given up: nothing to go on with, or a loss each time before the first token.
+REASONS = ("no layout came into force", "this daemon is stopping", "no token came in 3 attempts", "no longer served")
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Invariants:
         self.dials: dict[tuple[Epoch, frozenset[str]], str] = {}
         self.readers: dict[RequestId, Reader] = {}
         self.commits = 0
+        self.resumed = 0  # answers that went on after a loss
 
     def prepares(self, own: str, action: PrepareEpoch) -> None:
         """One layout an epoch; exactly one end of a pair dials."""
@@ -78,6 +82,8 @@ class Invariants:
                 assert tuple(reader.tokens) == right, "finished too early"
                 assert n_tokens == len(right)
                 reader.ended = action.message
+            case Resuming():
+                self.resumed += 1
             case Failed(reason=reason):
-                assert reason, "failed without a reason"
+                assert any(words in reason for words in REASONS), f"given up: {reason}"
                 reader.ended = action.message
