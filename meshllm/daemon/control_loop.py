@@ -25,7 +25,7 @@ from meshllm.daemon.readers import Readers
 from meshllm.daemon.reports import Reports
 from meshllm.daemon.served_model import ModelFollower, ServedModel
 from meshllm.daemon.status_report import CostWindow, OwnFacts, build_status, show_address
-from meshllm.errors import KernelError, LinkLostError, RemoteProtocolError
+from meshllm.errors import KernelError, LinkLostError, ModelFileError, RemoteProtocolError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.log import Logger
 from meshllm.mesh import actions as act
@@ -251,12 +251,11 @@ class ControlLoop:
         self._carry_out()
 
     def _model_changed(self) -> None:
-        served = self._models.served
-        self._reports.of_model(served, self._models.error, self._config.context, named=self._models.named)
+        self._reports.of_model(self._models, self._config.context)
         self._describe_self()
 
     def _describe_self(self) -> None:
-        self._node.set_model(self._models.facts(), self._speed.device, trio.current_time())
+        self._node.set_model(self._models.facts(), self._speed.device, trio.current_time(), self._models.error)
         self._carry_out()
 
     async def _take_events(self) -> None:
@@ -272,7 +271,8 @@ class ControlLoop:
                 self._node.prepared(epoch, now)
             case bridge.EpochRefused(epoch, reason):
                 self._node.prepare_refused(epoch, reason, now)
-            case bridge.EpochBroken(epoch, node, reason):
+            case bridge.EpochBroken(epoch, node, reason, lost_file):
+                self._models.lose(lost_file, ModelFileError(reason))
                 self._node.epoch_broken(epoch, node, reason, now)
             case bridge.Answered(epoch, message):
                 self._node.answered(epoch, message, now)

@@ -38,6 +38,7 @@ from meshllm.mesh.messages import Candidates, Failed, Leave, RequestId, Submit
 from meshllm.mesh.pacing import Patience
 from meshllm.mesh.request import LOST
 from meshllm.mesh.stepping import MemberFaultError, MemberLeftError, StepLimits, StepSequencer
+from meshllm.model.model_file import ModelFile
 from meshllm.net.link_group import LinkFaultError
 
 BURST_S: Final = 0.2  # without a step: a burst of steps has ended
@@ -138,15 +139,17 @@ class EpochMember:
             return await self._follow(runner)
         except (LinkFaultError, MemberFaultError, MemberLeftError, HungMemberError) as error:
             return self._broken(error.node, str(error))
-        except (BatchStoppedError, KernelError, ModelFileError) as error:
+        except ModelFileError as error:
+            return self._broken(self._own, str(error), self._command.model_file)
+        except (BatchStoppedError, KernelError) as error:
             return self._broken(self._own, str(error))
         except Exception as error:  # as above
             structlog.get_logger().exception("step_failed", epoch=self.epoch.counter)
             return self._broken(self._own, f"internal error: {error!r}")
 
-    def _broken(self, node: NodeId | None, reason: str) -> EpochBroken:
+    def _broken(self, node: NodeId | None, reason: str, lost_file: ModelFile | None = None) -> EpochBroken:
         self._leave = Leave(node, reason[:500])
-        return EpochBroken(self.epoch, node, reason)
+        return EpochBroken(self.epoch, node, reason, lost_file)
 
     async def _prepare(self) -> StepRunner:
         command, layout = self._command, self._command.layout

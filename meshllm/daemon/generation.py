@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, assert_never, cast
+from typing import Final, Literal, TypeAlias, assert_never, cast
 
 import msgspec
 import trio
@@ -19,7 +19,7 @@ import trio
 from meshllm.daemon.control_loop import ControlLoop
 from meshllm.daemon.decode_clock import DecodeClock
 from meshllm.daemon.served_model import ServedModel
-from meshllm.errors import ContextLengthError, InvalidRequestError, MeshLLMError, UnavailableError
+from meshllm.errors import ContextLengthError, InvalidRequestError, MeshLLMError, ModelFileError, UnavailableError
 from meshllm.limits import MAX_SEED
 from meshllm.mesh.actions import Delivery, Resuming
 from meshllm.mesh.messages import Failed, Finished, ModelHash, RequestId, Submit, Tokens
@@ -30,6 +30,9 @@ from meshllm.parameters import SampledToken, SamplingParameters
 from meshllm.status import Status
 
 FinishReason: TypeAlias = Literal["stop", "length"]
+_FAILURES: Final[dict[str, type[MeshLLMError]]] = {  # by Failed.code; any other is UnavailableError
+    error.code: error for error in (InvalidRequestError, ContextLengthError, ModelFileError)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +217,7 @@ class Generator:
                     yield _finish("stop" if reason == "stop" or text.stopped else "length", clock, ranks)
                     return
                 case Failed():
-                    raise _error_of(delivery)
+                    raise _FAILURES.get(delivery.code, UnavailableError)(delivery.reason)
                 case never:
                     assert_never(never)
         raise UnavailableError("the daemon is stopping: ask again when it runs")
@@ -243,8 +246,3 @@ def _too_long(found: str, context: int, param: str) -> ContextLengthError:
         " start the daemons with a larger --context",
         param,
     )
-
-
-def _error_of(failed: Failed) -> MeshLLMError:
-    known: dict[str, type[MeshLLMError]] = {error.code: error for error in (InvalidRequestError, ContextLengthError)}
-    return known.get(failed.code, UnavailableError)(failed.reason)

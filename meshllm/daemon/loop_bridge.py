@@ -115,6 +115,7 @@ class EpochRefused:
 @dataclass(frozen=True, slots=True)
 class EpochBroken:
     """A prepared epoch can run no further step; it is already torn down here. node: who is to blame, if one is.
+    lost_file: of this device, where a step could not read it as a whole.
 
     Its running requests end with it; they get no events of their own, since only the control loop knows names.
     """
@@ -122,6 +123,7 @@ class EpochBroken:
     epoch: Epoch
     node: NodeId | None
     reason: str
+    lost_file: ModelFile | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from meshllm.daemon.served_model import ServedModel
-from meshllm.errors import MeshLLMError, NoModelError
+from meshllm.daemon.served_model import ModelFollower
+from meshllm.errors import NoModelError
 from meshllm.log import Logger
 from meshllm.mesh.actions import Field
 
@@ -40,19 +40,18 @@ class Reports:
         """What discovery reports of interfaces and announcements."""
         (self._log.warning if event.endswith("_failed") else self._log.info)(event, detail=detail)
 
-    def of_model(
-        self, served: ServedModel | None, error: MeshLLMError | None, context: int | None, *, named: bool
-    ) -> None:
+    def of_model(self, models: ModelFollower, context: int | None) -> None:
         """The model that was opened, and whether it has the context that was asked for; or the file that could not be
         opened. None at all is a fault only if it was asked for.
         """
+        served, error = models.served, models.error
         if served is not None:
             self._log.info("model_opened", model=served.name, sha256=served.sha256[:16], bytes=served.size)
             longest = served.file.hyperparameters.context_length
             if context is not None and context > longest:
                 reason = f"{served.name} was made for {longest}"
                 self._log.warning("context_limited", asked=context, used=longest, reason=reason)
-        elif error is not None and (named or not isinstance(error, NoModelError)):
+        elif error is not None and (models.named or not isinstance(error, NoModelError)):
             self._log.error("model_failed", reason=str(error))
 
     def of_stranger(self, address: str, reason: str, untold: int) -> None:

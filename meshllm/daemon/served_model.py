@@ -2,17 +2,17 @@
 none.
 
 A model that is served stays: another one pulled meanwhile is served after a restart, or when it is asked for by name,
-and a file that takes its path is not read. It goes when somebody writes into its file; what is there then is opened.
+and a file that takes its path is not read. It goes when somebody writes into its file; what is there then is opened,
+and, since it may be damaged, given up for a file that takes its path.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Never
+from typing import Final
 
 import trio
 
@@ -66,6 +66,7 @@ class ModelFollower:
         self.named = wanted is not None  # a certain model was asked for
         self._changed = changed
         self._again = trio.Event()
+        self._written: str | None = None  # device and inode of a file that was written into: it may be damaged
         self.served: ServedModel | None = None
         self.error: MeshLLMError | None = None
 
@@ -103,26 +104,40 @@ class ModelFollower:
             self._again = trio.Event()
             stamp = self._stamp()  # hashing a file changes the index: the look after it finds what this one has found
             try:
-                self.served = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
-                self.error = None
-                self._changed()
-                await self._watch(self.served)
+                served = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
             except MeshLLMError as error:
-                was_served = self.served is not None
-                is_news = was_served or str(error) != str(self.error)
-                self.served, self.error = None, error
-                if is_news:
-                    self._changed()
-                if was_served:
-                    continue
-            while self._stamp() == stamp and not self._again.is_set():
-                with trio.move_on_after(POLL_S):
-                    await self._again.wait()
+                if str(error) != str(self.error):
+                    self._tell(None, error)
+                while self._stamp() == stamp and not self._again.is_set():
+                    with trio.move_on_after(POLL_S):
+                        await self._again.wait()
+            else:
+                self._tell(served, None)
+                await self._watch(served)
 
-    async def _watch(self, served: ServedModel) -> Never:
-        while True:
+    def lose(self, file: ModelFile | None, error: MeshLLMError) -> None:
+        """A file that is served cannot be used any more; what is there now is opened."""
+        if self.served is not None and self.served.file is file:
+            self._tell(None, error)
+
+    def _tell(self, served: ServedModel | None, error: MeshLLMError | None) -> None:
+        self.served, self.error = served, error
+        self._changed()
+
+    async def _watch(self, served: ServedModel) -> None:
+        """Until it is served no longer."""
+        file, inode = served.file, _inode(served.file.identity)
+        while self.served is served:
             await trio.sleep(POLL_S)
-            served.file.check_unchanged()
+            try:
+                file.check_unchanged()
+            except ModelFileError as error:
+                self._written = inode
+                self.lose(file, error)
+            else:
+                if self._written == inode and _identity(file.path) not in (None, file.identity):
+                    why = "replaced, after somebody had written into it; it is opened anew"
+                    self.lose(file, ModelFileError(f"{file.path}: {why}"))
 
     def _open(self) -> ServedModel:
         stored = self._store.resolve(self._wanted)
@@ -139,17 +154,20 @@ class ModelFollower:
             self._store.mark_used(stored.name)
         return ServedModel(stored.name, stored.sha256, stored.size, file)
 
-    def _stamp(self) -> tuple[tuple[int, int] | None, ...]:
+    def _stamp(self) -> tuple[str | None, ...]:
         """Changes when looking again may find something else."""
-        paths = [self._store.folder / "index.json"]
+        paths = [self._store.folder / "index.json", *sorted(self._store.folder.glob("*.gguf"))]
         if self._wanted is not None and ("/" in self._wanted or self._wanted.endswith(".gguf")):
             paths.append(Path(self._wanted).expanduser())
         return tuple(_identity(path) for path in paths)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _inode(identity: str) -> str:
+    return identity.rsplit(":", 2)[0]
+
+
+def _identity(path: Path) -> str | None:
     try:
-        status = os.stat(path)
+        return identity_of(path)
     except OSError:
         return None
-    return status.st_size, status.st_mtime_ns

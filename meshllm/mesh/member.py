@@ -7,6 +7,7 @@ from typing import TypeAlias
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.driver import Driver
 from meshllm.mesh.epoch import EpochBook, EpochEvent, MemberEpoch, allows, members_of
+from meshllm.mesh.facts import NodeConfig
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import Abort, Commit, ControlMessage, Epoch, Prepare, Prepared, Refused
 from meshllm.mesh.outbox import Outbox
@@ -20,14 +21,14 @@ class Member:
 
     def __init__(
         self,
-        own: NodeId,
+        config: NodeConfig,
         planning: Planning,
         members: Membership,
         epochs: EpochBook,
         driver: Driver,
         out: Outbox,
     ) -> None:
-        self._own = own
+        self._own, self._name = config.node, f"'{config.name}'"
         self._planning = planning
         self._members = members
         self._epochs = epochs
@@ -82,14 +83,18 @@ class Member:
         """The data loop lost the epoch, because of `node` if one is known."""
         entry = self._epochs.get(epoch)
         if entry is not None:
-            self._break(entry, node, f"lost {self._members.name_of(node)}: {reason}" if node else reason, now)
+            if node == self._own:
+                reason = f"{self._name} failed: {reason}"
+            elif node is not None:
+                reason = f"lost {self._members.name_of(node)}: {reason}"
+            self._break(entry, node, reason, now)
 
-    def model_changed(self, now: float) -> None:
+    def model_changed(self, why: str, now: float) -> None:
         """Epochs of another model than the one served now are broken."""
         model = self._planning.model
         for entry in self._epochs.all():
             if model is None or entry.model != model.hash:
-                self._break(entry, None, "a device serves another model now", now)
+                self._break(entry, None, f"{self._name} {why}", now)
 
     def driver_lost(self, node: NodeId, reason: str) -> None:
         """Its epochs end."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from meshllm.errors import InvalidRequestError, LocalProtocolError, RemoteProtocolError
+from meshllm.errors import InvalidRequestError, LocalProtocolError, MeshLLMError, ModelFileError, RemoteProtocolError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.actions import Action, Address, CloseLink, Deliver, LinkId
 from meshllm.mesh.checks import check
@@ -68,7 +68,7 @@ class Node:
         self._driver = Driver(
             config.node, config.incarnation, self._planning, self._members, self._epochs, self._admissions, self._out
         )
-        self._member = Member(config.node, self._planning, self._members, self._epochs, self._driver, self._out)
+        self._member = Member(config, self._planning, self._members, self._epochs, self._driver, self._out)
         self._sessions.free_bytes = device.usable_bytes
         self._review()
 
@@ -128,15 +128,15 @@ class Node:
 
     # --- this device
 
-    def set_model(self, model: ModelFacts | None, device: Device, now: float) -> None:
-        """The model served here, or what this device can do, changed."""
+    def set_model(self, model: ModelFacts | None, device: Device, now: float, lost: MeshLLMError | None = None) -> None:
+        """The model served here, or what this device can do, changed. lost: why the last model is no more."""
         if not self._begin(now):
             return
         self._planning.model, self._planning.device = model, device
-        self._member.model_changed(self._now)
-        self._roots.fail_all(
-            'the model is no longer served: "meshllm status" says why', but=model.hash if model else None
-        )
+        why = f"cannot go on with its model: {lost}" if model is None else "serves another model now"
+        code = ModelFileError.code if model is None else UNAVAILABLE
+        self._roots.fail_all(f"'{self._config.name}' {why}", code, but=model.hash if model else None)
+        self._member.model_changed(why, self._now)
         self._greeted_before = tuple(self._sessions.all_links())
         for _, peer in self._members.alive():
             self._out.send(peer.link, self._served_model())
@@ -206,7 +206,7 @@ class Node:
         self._driver.end_all(f"'{self._config.name}' stopped: {reason}")
         for entry in self._epochs.all():
             self._epochs.step(entry, EpochEvent.END, reason)
-        self._roots.fail_all(f"this daemon is stopping: {reason}")
+        self._roots.fail_all(f"this daemon is stopping: {reason}", UNAVAILABLE)
         for _, peer in self._members.alive():
             self._out.send(peer.link, Goodbye(reason))
         for link in self._sessions.all_links():
@@ -307,8 +307,7 @@ class Node:
             self._follow(self._sessions.end(node, f"broke the protocol: {wrong}", self._now, at_fault=True))
 
     def _hello(self) -> Hello:
-        config, model = self._config, self._planning.model
-        device = self._planning.device
+        config, model, device = self._config, self._planning.model, self._planning.device
         if device is None:
             raise LocalProtocolError("a node without a device")
         return Hello(

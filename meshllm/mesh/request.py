@@ -165,9 +165,9 @@ class RootRequests:
         for request in [r for r in self._requests.values() if r.driver == driver]:
             self._replay(request, reason, now, now)
 
-    def fail_all(self, reason: str, *, but: ModelHash | None = None) -> None:
-        """Every answer ends, but those of a model."""
-        self._fail([r for r in self._requests.values() if r.submit.model != but], reason)
+    def fail_all(self, reason: str, code: str, *, but: ModelHash | None = None) -> None:
+        """Every answer ends, but those of a model. code: as of errors.py."""
+        self._fail([r for r in self._requests.values() if r.submit.model != but], reason, code)
 
     def has_late(self, now: float) -> bool:
         """Whether one has waited too long."""
@@ -206,6 +206,6 @@ class RootRequests:
         del self._requests[request.submit.request]
         self._out.add(Deliver(request.submit.request, message))
 
-    def _fail(self, requests: list[RootRequest], reason: str) -> None:
+    def _fail(self, requests: list[RootRequest], reason: str, code: str = UNAVAILABLE) -> None:
         for request in requests:
-            self._end(request, Failed(request.submit.request, UNAVAILABLE, reason))
+            self._end(request, Failed(request.submit.request, code, reason))

@@ -10,7 +10,13 @@ from meshllm.mesh.actions import Admit, CommitEpoch, Deliver, PrepareEpoch, Resu
 from meshllm.mesh.messages import Epoch, Failed, Finished, RequestId, Submit, Tokens
 
 # Why an answer may be given up: nothing to go on with, or a loss each time before the first token.
-REASONS = ("no layout came into force", "this daemon is stopping", "no token came in 3 attempts", "no longer served")
+REASONS = (
+    "no layout came into force",
+    "this daemon is stopping",
+    "no token came in 3 attempts",
+    "serves another model",
+    "cannot go on with its model",
+)
 
 
 @dataclass

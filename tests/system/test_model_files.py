@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from meshllm.daemon.model_store import ModelStore
 from meshllm.net.identity import MeshSecret
 from meshllm.status import Status
 from tests.margins import clear_tokens
@@ -63,6 +67,67 @@ def test_file_cut_short_while_it_is_served_ends_no_daemon(mesh: Mesh, smollm2_pa
     os.replace(path.with_suffix(".new"), path)  # as it should have been done
     mesh.wait_ranks(2, first, second)
     assert _answer(first, len(want)) == want
+
+
+def test_answer_whose_file_was_damaged_ends_with_the_device_and_what_to_do(mesh: Mesh, smollm2_path, tmp_path) -> None:
+    path = _copy(smollm2_path, tmp_path / "a")
+    daemon = mesh.start("kitchen", model=path)
+    mesh.wait_ranks(1, daemon)
+    long = ", ".join(map(str, range(700)))  # seconds to read, so that the file is cut in the middle of it
+    ask = [sys.executable, "-m", "meshllm.cli.main", "ask", "--json", long]
+    environment = {**daemon.environment, "MESHLLM_SOCKET": str(daemon.socket)}
+    with subprocess.Popen(ask, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as asking:
+        mesh.wait(lambda status: status.requests.steps > 3, daemon)
+        os.truncate(path, 1 << 20)
+        _, said = asking.communicate(timeout=60)
+    assert asking.returncode == 4
+    assert "'kitchen' cannot go on with its model" in said
+    assert "model.gguf: the file was changed" in said
+    assert "renaming" in said
+    assert "others" not in said
+
+
+def test_answer_outlives_the_file_of_another_device(mesh: Mesh, smollm2_path, tmp_path) -> None:
+    path = _copy(smollm2_path, tmp_path / "a")
+    attic, kitchen = mesh.start("attic", model=path), mesh.start("kitchen", model=smollm2_path)
+    mesh.wait_ranks(2, attic, kitchen)
+    want = _sure_answer(kitchen)
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(_answer, kitchen, 500)
+        mesh.wait(lambda status: status.requests.active > 0, kitchen)
+        os.truncate(path, 1 << 20)
+        answer = asking.result(60)
+    assert len(answer) == 500
+    assert answer[: len(want)] == want
+    mesh.wait(_failed, attic)
+
+
+def test_file_that_takes_the_path_of_one_that_was_written_into_is_served(mesh: Mesh, smollm2_quant, tmp_path) -> None:
+    path = _copy(smollm2_quant("Q8_0"), tmp_path / "a")
+    daemon = mesh.start("d-a", model=path)
+    (status,) = mesh.wait_ranks(1, daemon)
+    before = status.model
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1  # a weight: nothing tells that it is not meant
+    path.write_bytes(damaged)
+    mesh.wait(lambda status: serves(status, 1) and status.model and status.model != before, daemon)
+    path.with_suffix(".new").write_bytes(smollm2_quant("Q8_0").read_bytes())
+    os.replace(path.with_suffix(".new"), path)
+    mesh.wait(lambda status: serves(status, 1) and status.model == before, daemon)
+
+
+def test_registered_file_that_is_damaged_and_replaced_is_served_again(mesh: Mesh, smollm2_path, tmp_path) -> None:
+    path = _copy(smollm2_path, tmp_path / "a")
+    daemon = mesh.start("d-a", model=None)
+    folder = daemon.folder / "models"
+    ModelStore(daemon.folder).add(path, "mine")
+    mesh.wait_ranks(1, daemon)
+    (stored,) = folder.glob("*.gguf")
+    os.truncate(stored, 1 << 20)
+    mesh.wait(_failed, daemon)
+    stored.with_suffix(".new").write_bytes(smollm2_path.read_bytes())
+    os.replace(stored.with_suffix(".new"), stored)
+    mesh.wait_ranks(1, daemon)
 
 
 def test_file_that_is_written_into_is_served_as_what_it_is_now(mesh: Mesh, smollm2_quant, tmp_path) -> None:
