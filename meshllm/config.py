@@ -80,6 +80,8 @@ def _read(setting: Setting, value: object, where: str) -> object:
 def _shown(value: object) -> str:
     if isinstance(value, tuple | list) and len(value) == 1:  # of a repeatable flag
         return _shown(value[0])
+    if isinstance(value, bool):
+        return str(value).lower()
     text = f'"{value}"' if isinstance(value, str) and value.isprintable() else ascii(value)
     return text if len(text) <= 60 else text[:57] + '..."'
 
@@ -141,13 +143,16 @@ def parse_toml(text: str, file: str) -> dict[str, object]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        line = found[1] if found else text.count("\n") + 1  # else it says "at end of document"
-        raise ConfigError(f"{file}:{line}: {str(error).partition(' (at ')[0]}") from None
+        line = int(found[1]) if found else text.count("\n") + 1  # else it says "at end of document"
+        content = "".join(text.splitlines()[line - 1 : line]).strip()
+        raise ConfigError(f"{file}:{line}: {str(error).partition(' (at ')[0]}, found {_shown(content)}") from None
     values: dict[str, object] = {}
     for key, value in document.items():
         where = f"{file}:{_line_of(text, key)}: {key}"
         setting = _BY_NAME.get(key)
         if setting is None:
+            if isinstance(value, dict):
+                raise ConfigError(f"{where}: unknown table; all keys stand at the top, without one")
             near = _nearest(key.replace("-", "_"), _BY_NAME, cutoff=0.5)
             hint = f'; did you mean "{near}"?' if near else "; known keys are in config/meshllm.toml"
             raise ConfigError(f"{where}: unknown key{hint}")

@@ -188,7 +188,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "port",
         "PORT",
-        f"port for peers; {DEFAULT_PORT} or the next free one if not given",
+        f"port for peers; {DEFAULT_PORT} or the next free one if 0 or not given",
         _number(1, 65535, zero="none"),
     ),
     Setting(
@@ -202,7 +202,9 @@ SETTINGS: tuple[Setting, ...] = (
         "--interface",
         True,
     ),
-    Setting("threads", "N", "threads that compute; the usable CPUs if not given", _number(1, MAX_THREADS, zero="none")),
+    Setting(
+        "threads", "N", "threads that compute; the usable CPUs if 0 or not given", _number(1, MAX_THREADS, zero="none")
+    ),
     Setting("memory", "SIZE", "memory this device gives, like 6G; most of what is free if not given", read_bytes),
     Setting("model", "MODEL", "name or file of the model; the only or last pulled one if not given", _optional_text),
     Setting("context", "N", "positions of a sequence, at most the model's own", _number(16, MAX_CONTEXT)),

@@ -79,7 +79,7 @@ def _unix_socket(path: Path, mode: int, group: str | None) -> Iterator[socket.so
             f"{path}: longer than the {MAX_PATH_BYTES} bytes of a Unix socket's path: choose a shorter --socket"
         )
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755, exist_ok=True)
         lock = path.with_name(path.name + ".lock").open("w")
     except OSError as error:
         raise _unusable(path, error) from None
@@ -113,7 +113,7 @@ def _bind(made: socket.socket, path: Path, mode: int, group: str | None) -> None
         try:
             shutil.chown(path, group=group)
         except LookupError:
-            raise ConfigError(f"socket_group: no group {group} on this device") from None
+            raise ConfigError(f"--socket-group: no group {group} on this device: choose one of /etc/group") from None
     path.chmod(mode)
     made.listen(BACKLOG)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshllm.errors import NoModelError, UsageError
+from meshllm.errors import ModelFileError, NoModelError, UsageError
 
 if TYPE_CHECKING:  # imported where they are used: `tokenize` must not pay for `pull`, nor the other way round
     from meshllm.daemon.model_store import ModelStore
@@ -63,7 +63,11 @@ def models(as_json: bool, state_dir: Path | None) -> None:
         raise NoModelError('no model on this device yet: run "meshllm pull smollm2", or "meshllm pull FILE.gguf"')
     width = max(len(model.name) for model in found)
     for model in found:
-        note = "" if model.path.exists() else "  (its file is gone: pull it again)"
+        try:
+            store.resolve(model.name)
+            note = ""
+        except (NoModelError, ModelFileError) as error:
+            note = f"  cannot be used: {error}"
         click.echo(f"{model.name:<{width}}  {in_bytes(model.size):>8}  {model.sha256[:12]}{note}")
 
 

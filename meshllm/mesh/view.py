@@ -96,7 +96,7 @@ def _reason(node: NodeId, peer: Peer, model: ModelFacts | None, layout: Layout |
     if not peer.is_alive:
         return peer.reason
     if peer.model is None:
-        return "has no model"
+        return 'serves no model: "meshllm status" there says why'
     if model is not None and peer.model != model.hash:
         return different_file(peer.model, model.hash)
     return dict(layout.left_out).get(node) if layout else None

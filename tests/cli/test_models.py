@@ -73,6 +73,16 @@ def test_name_that_moves_to_another_file_says_so(run: Run, tiny: Path, tmp_path:
     assert done.stderr.splitlines()[-1] == f"mine now names {other} (was sha256 {before[:12]}…)"
 
 
+def test_file_that_was_damaged_is_listed_with_what_to_do(run: Run, tiny: Path) -> None:
+    run("pull", str(tiny), "--name", "mine")
+    assert "cannot be used" not in run("models").stdout
+    with tiny.open("r+b") as file:  # a link to it is what was stored
+        file.write(b"other")
+    (line,) = run("models").stdout.splitlines()
+    assert "cannot be used: model mine: the file was changed" in line
+    assert 'run "meshllm pull" for it again' in line
+
+
 def test_progress_shows_no_bar_before_bytes_come() -> None:
     # Half a minute may pass while pip asks an index. On a terminal of its own: elsewhere there is no bar.
     story = (

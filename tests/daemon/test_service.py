@@ -74,6 +74,7 @@ def foreign_socket(tmp_path: Path) -> list[str]:
         (foreign_socket, "file: exists and is no socket"),
         (lambda _: ["--isa", "vax"], "--isa: instruction set 'vax' cannot run here; these can: "),
         (lambda _: ["--slots", "0"], "--slots: expected 1 to 64"),
+        (lambda folder: ["--socket", f"{folder}/no/such/folder/s"], "/no/such/folder/s: cannot be made"),
         (lambda _: ["--socket-group", "no-such-group"], "no group no-such-group"),
     ],
 )
