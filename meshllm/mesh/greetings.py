@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.addresses import may_pass_on
-from meshllm.mesh.membership import Membership, Peer
+from meshllm.mesh.membership import HEARTBEAT_S, Membership, Peer
 from meshllm.mesh.messages import Epoch, Heartbeat, PeerAddresses
 from meshllm.mesh.outbox import Outbox
 
-
-def send_heartbeats(members: Membership, out: Outbox, free_bytes: int, epoch: Epoch | None, now: float) -> None:
-    """A heartbeat to every peer with a link; to each, round trips to the others (0 where unmeasured)."""
-    alive = members.alive()
-    rtts = tuple((node, peer.rtt_us or 0.0) for node, peer in alive)
-    for node, peer in alive:
-        echo, held = (peer.echo[0], now - peer.echo[1]) if peer.echo else (None, 0.0)
-        others = tuple(entry for entry in rtts if entry[0] != node)
-        out.send(peer.link, Heartbeat(now, echo, held, free_bytes, epoch, others))
+REMIND_S: Final = 30.0  # addresses are told again: two devices may have given each other up while they were cut off
 
 
-def introduce(members: Membership, out: Outbox, node: NodeId, peer: Peer) -> None:
-    """Tells a newcomer of the others, and the others of it, as far as an address means something there."""
-    others = [(other, known) for other, known in members.alive() if other != node]
-    places = tuple((n, (p.address,)) for n, p in others if may_pass_on(p.address, peer.address))
-    if places:
-        out.send(peer.link, PeerAddresses(places))
-    for _, other in others:
-        if may_pass_on(peer.address, other.address):
-            out.send(other.link, PeerAddresses(((node, (peer.address,)),)))
+class Greetings:
+    """Tells them, when it is time."""
+
+    def __init__(self, members: Membership, out: Outbox) -> None:
+        self._members = members
+        self._out = out
+        self._remind_at = math.inf
+        self.next_at = math.inf  # a heartbeat
+        self.free_bytes = 0
+        self.epoch: Epoch | None = None  # in force here
+
+    def beat(self, now: float) -> None:
+        """A heartbeat to every peer with a link; to each, round trips to the others (0 where unmeasured)."""
+        alive = self._members.alive()
+        rtts = tuple((node, peer.rtt_us or 0.0) for node, peer in alive)
+        for node, peer in alive:
+            echo, held = (peer.echo[0], now - peer.echo[1]) if peer.echo else (None, 0.0)
+            others = tuple(entry for entry in rtts if entry[0] != node)
+            self._out.send(peer.link, Heartbeat(now, echo, held, self.free_bytes, self.epoch, others))
+        self.next_at = now + HEARTBEAT_S if alive else math.inf
+        if now >= self._remind_at:
+            for node, peer in alive:
+                self._tell_others_to(node, peer)
+            self._remind_at = now + REMIND_S
+
+    def introduce(self, node: NodeId, peer: Peer, now: float) -> None:
+        """Tells a newcomer of the others, and the others of it, as far as an address means something there."""
+        self._tell_others_to(node, peer)
+        for other, known in self._members.alive():
+            if other != node and may_pass_on(peer.address, known.address):
+                self._out.send(known.link, PeerAddresses(((node, (peer.address,)),)))
+        self._remind_at = min(self._remind_at, now + REMIND_S)
+
+    def _tell_others_to(self, node: NodeId, peer: Peer) -> None:
+        others = [(other, known) for other, known in self._members.alive() if other != node]
+        places = tuple((n, (p.address,)) for n, p in others if may_pass_on(p.address, peer.address))
+        if places:
+            self._out.send(peer.link, PeerAddresses(places))

@@ -69,7 +69,7 @@ class Node:
             config.node, config.incarnation, self._planning, self._members, self._epochs, self._admissions, self._out
         )
         self._member = Member(config, self._planning, self._members, self._epochs, self._driver, self._out)
-        self._sessions.free_bytes = device.usable_bytes
+        self._sessions.greetings.free_bytes = device.usable_bytes
         self._review()
 
     # --- the world: addresses and links
@@ -144,7 +144,7 @@ class Node:
 
     def set_free_bytes(self, free_bytes: int) -> None:
         """Free memory as of now, for the next heartbeats."""
-        self._sessions.free_bytes = free_bytes
+        self._sessions.greetings.free_bytes = free_bytes
 
     def prepared(self, epoch: Epoch, now: float) -> None:
         """PrepareEpoch was carried out, all data links are up. Ignored, as the next two, if the epoch was retired."""
@@ -257,7 +257,7 @@ class Node:
         self._driver.review(self._now)
         self._routing.dispatch(self._now)
         in_force = self._epochs.in_force()
-        self._sessions.epoch = in_force.epoch if in_force else None
+        self._sessions.greetings.epoch = in_force.epoch if in_force else None
         if self._roots.has_late(self._now):
             missing = self.view(self._now).detail or "the mesh is changing"
             reason = f"no layout came into force in {self._config.wait_s:.0f} s: {missing}"

@@ -13,10 +13,10 @@ from meshllm.layout.layout import NodeId
 from meshllm.mesh.actions import Address, CloseLink, LinkId
 from meshllm.mesh.addresses import AddressBook
 from meshllm.mesh.facts import NodeConfig
-from meshllm.mesh.greetings import introduce, send_heartbeats
+from meshllm.mesh.greetings import Greetings
 from meshllm.mesh.links import LinkBook, Verdict, judge_choice, judge_hello
 from meshllm.mesh.membership import HEARTBEAT_S, LOST_S, PAUSED_S, Membership
-from meshllm.mesh.messages import PROTOCOL_MAJOR, Epoch, Goodbye, Hello
+from meshllm.mesh.messages import PROTOCOL_MAJOR, Goodbye, Hello
 from meshllm.mesh.outbox import Outbox
 
 CLONE_REPORT_S: Final = 60.0  # between two reports of the same pair
@@ -58,9 +58,7 @@ class Sessions:
         self._links = LinkBook()
         self._retired: dict[NodeId, dict[int, None]] = {}
         self._cloned_at: dict[NodeId, float] = {}
-        self._beat_at = math.inf
-        self.free_bytes = 0
-        self.epoch: Epoch | None = None  # in force here, for heartbeats
+        self.greetings = Greetings(members, out)
 
     def is_cloned(self, node: NodeId, now: float) -> bool:
         """Whether two devices were seen with this id lately."""
@@ -140,7 +138,7 @@ class Sessions:
         self._out.report(
             "peer_left" if forget else "peer_lost", peer=self._members.plain_name(node), node=node, reason=reason
         )
-        self._beat(now)
+        self.greetings.beat(now)
         return [Ended(node, whole)]
 
     def refused(self, link: LinkId, reason: str, now: float) -> list[SessionEvent]:
@@ -176,8 +174,8 @@ class Sessions:
             events += self.end(node, f"no message for {LOST_S:.1f} s", now)
         for link in self._links.overdue(now):
             self._close_fresh(link, "no Hello, or not chosen, in time", now)
-        if now >= self._beat_at:
-            self._beat(now)
+        if now >= self.greetings.next_at:
+            self.greetings.beat(now)
         for dial in self.book.due(self._is_linked, now):
             self._out.add(dial)
         return events
@@ -185,7 +183,7 @@ class Sessions:
     def next_deadline(self) -> float:
         """When `tick` has something to do."""
         return min(
-            self._beat_at,
+            self.greetings.next_at,
             self._members.next_deadline(),
             self._links.next_deadline(),
             self.book.next_deadline(self._is_linked),
@@ -222,8 +220,8 @@ class Sessions:
         peer = self._members.joined(hello, link, address, now)
         place = f"{address[0]}:{address[1]}"
         self._out.report("peer_joined", peer=self._members.plain_name(hello.node), node=hello.node, address=place)
-        introduce(self._members, self._out, hello.node, peer)
-        self._beat(now)
+        self.greetings.introduce(hello.node, peer, now)
+        self.greetings.beat(now)
         return [Joined(hello.node)]
 
     def _replace(self, link: LinkId, hello: Hello, now: float) -> list[SessionEvent]:
@@ -266,8 +264,3 @@ class Sessions:
             return self.end(node, f"broke the protocol: {what}", now, at_fault=True)
         self._close_fresh(link, f"the other side {what}", now, at_fault=True)
         return []
-
-    def _beat(self, now: float) -> None:
-        """A heartbeat to everyone, and the time of the next."""
-        send_heartbeats(self._members, self._out, self.free_bytes, self.epoch, now)
-        self._beat_at = now + HEARTBEAT_S if self._members.alive() else math.inf

@@ -165,7 +165,7 @@ class Process:
         if self.node is None:
             return
         deadline = self.node.next_deadline()
-        if deadline == math.inf or deadline == self._woken_for:
+        if deadline >= self._woken_for:  # that wake arms the next
             return
         self._woken_for = deadline
         self.later(max(0.0, deadline - self.now) + 1e-4, self._wake)

@@ -15,7 +15,23 @@ from cluster import SHAPE, Cluster, Options
 from meshllm.layout.split import reserved_bytes
 from meshllm.mesh.messages import Failed, Finished
 
-FIXED_SEEDS = (*range(8), 8, 12, 21, 29, 39, 43, 44, 52, 143, 1019, 1033, 5028, 5068)  # those from 8 on once failed
+FIXED_SEEDS = (
+    *range(8),
+    8,
+    12,
+    21,
+    29,
+    39,
+    43,
+    44,
+    52,
+    143,
+    1019,
+    1033,
+    5028,
+    5068,
+    3427613644,
+)  # those from 8 on once failed
 
 
 def _draw_options(seed: int) -> Options:
