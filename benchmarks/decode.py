@@ -16,24 +16,20 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from meshllm import __version__
-from meshllm.kernels.binding import list_isas
+from benchmarks.records import keep
 from tests.system.mesh import Daemon, Mesh
 
 WARM_UP = 256  # tokens
 SET_UPS = ("1 daemon x 1 core", "2 daemons x 1 core", "2 daemons apart")
-RUNS = Path(__file__).parent / "runs"
 
 
 def main() -> None:
@@ -111,13 +107,6 @@ def _run(daemon: Daemon, variant: int, n_prompt: int, n_decode: int) -> dict[str
     }
 
 
-def _cpu() -> str:
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return names[0] if names else platform.machine()
-
-
 def _keep(figures: dict[str, list[dict[str, Any]]], chosen: argparse.Namespace) -> None:
     medians = {name: statistics.median(run["decode_tok_s"] for run in runs) for name, runs in figures.items()}
     prompts = {name: statistics.median(run["prefill_tok_s"] for run in runs) for name, runs in figures.items()}
@@ -125,21 +114,8 @@ def _keep(figures: dict[str, list[dict[str, Any]]], chosen: argparse.Namespace) 
         decode, prompt = (speeds[name] / speeds[SET_UPS[0]] for speeds in (medians, prompts))
         print(f"median {name:22} {medians[name]:7.2f} tok/s decode {prompts[name]:8.1f} tok/s prompt", end="")
         print(f"   x {decode:.2f} and {prompt:.2f}")
-    isa = next(name for name, runs in list_isas() if runs)  # tells machines apart that give one name
-    folder = RUNS / f"{date.today().isoformat()}-{_cpu().lower().replace(' ', '-')[:40]}-{isa}"
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        "command": f"python -m benchmarks.decode {chosen.model.name} {' '.join(sys.argv[2:])}".strip(),
-        "meshllm": __version__,
-        "python": sys.version.split()[0],
-        "cpu": _cpu(),
-        "isa": isa,
-        "model_bytes": chosen.model.stat().st_size,
-        "median_decode_tok_s": medians,
-        "median_prefill_tok_s": prompts,
-        "runs": figures,
-    }
-    (folder / f"decode-{chosen.model.stem}.json").write_text(json.dumps(record, indent=1) + "\n")
+    command = f"python -m benchmarks.decode {chosen.model.name} {' '.join(sys.argv[2:])}".strip()
+    keep("decode", command, chosen.model, median_decode_tok_s=medians, median_prefill_tok_s=prompts, runs=figures)
 
 
 if __name__ == "__main__":
