@@ -16,10 +16,19 @@ enum meshllm_status {
     MESHLLM_OK = 0,
     MESHLLM_EXCHANGE = 1,      // program_run stopped at an EXCHANGE op: supply the partials, then run again
     MESHLLM_STOPPED = 2,       // program_stop was called; the batch is void
+    MESHLLM_NOTHING = 3,       // link_receive: no whole frame has come yet
+    MESHLLM_PARTIAL = 4,       // link_receive: the next frame carries a partial sum, which only a communicator takes
+    MESHLLM_MESSAGE = 5,       // communicator_run: a rank sent something else than the partial that is due
     MESHLLM_BAD_ARGUMENT = -1, // the caller's fault
     MESHLLM_BAD_PROGRAM = -2,  // program_new refused an op: see struct meshllm_fault
     MESHLLM_NO_MEMORY = -3,
     MESHLLM_NO_ISA = -4,       // the instruction set asked for does not run here
+    MESHLLM_NO_CIPHER = -5,    // there is no libcrypto.so.3 on this device
+    MESHLLM_LINK_CLOSED = -6,  // by the other end. This and those that follow end a link
+    MESHLLM_LINK_FAILED = -7,  // link_detail: errno
+    MESHLLM_BAD_LENGTH = -8,   // a frame of link_detail bytes
+    MESHLLM_FORGED = -9,       // a frame that the other end has not sealed, or not now
+    MESHLLM_WRONG_PARTIAL = -10, // of another exchange or size than is due; link_receive says MESHLLM_PARTIAL of it
 };
 
 // Weight formats; the numbers are those of GGUF.
@@ -140,6 +149,38 @@ void meshllm_program_stop(struct meshllm_program *program); // from any thread: 
 // Copies positions [0, n) of a slot's cache to another slot.
 int meshllm_program_copy_slot(struct meshllm_program *program, uint32_t to, uint32_t from, uint32_t n);
 size_t meshllm_program_cache_size(const struct meshllm_program *program);
+
+struct meshllm_link;         // sealed frames on a socket
+struct meshllm_communicator; // the ranks that run one program's steps together
+
+// A link on a connected socket, which stays the caller's and must outlive it. Keys of 32 bytes; aes: AES-256-GCM, else ChaCha20-Poly1305.
+// No function of a link waits.
+int meshllm_link_new(struct meshllm_link **link, int fd, uint32_t aes, const uint8_t *send_key, const uint8_t *receive_key);
+void meshllm_link_free(struct meshllm_link *link);
+void meshllm_link_limit(struct meshllm_link *link, size_t frame_limit); // bytes of the largest body that may come
+// Seals a body as the next frame and sends what the socket takes; flush sends the rest.
+int meshllm_link_send(struct meshllm_link *link, size_t n, const void *body);
+int meshllm_link_flush(struct meshllm_link *link);
+// The next body, valid until the next call; or MESHLLM_NOTHING; or MESHLLM_PARTIAL, and it stays.
+int meshllm_link_receive(struct meshllm_link *link, const uint8_t **body, size_t *n);
+size_t meshllm_link_unsent(const struct meshllm_link *link); // bytes that the socket has not taken
+uint64_t meshllm_link_sent(const struct meshllm_link *link); // bytes so far, with lengths and tags; unsent ones too
+uint64_t meshllm_link_received(const struct meshllm_link *link);
+int64_t meshllm_link_detail(const struct meshllm_link *link, int status);
+
+// links [n_ranks], NULL at `own`; adds [n_exchanges][n_ranks]: 1 where a rank adds something. Links and program must outlive it.
+int meshllm_communicator_new(struct meshllm_communicator **communicator, struct meshllm_program *program, uint32_t n_ranks, uint32_t own,
+                             struct meshllm_link *const *links, uint32_t n_exchanges, const uint8_t *adds);
+void meshllm_communicator_free(struct meshllm_communicator *communicator);
+void meshllm_communicator_begin(struct meshllm_communicator *communicator, uint64_t step); // after program_begin
+// Runs the program to its end (MESHLLM_OK), with all its exchanges. Returns before, to be called again, where a partial does not come:
+// MESHLLM_EXCHANGE after yield_us, of which it looks again at once for spin_us and offers its core to others from then on; or
+// MESHLLM_MESSAGE, which link_receive gives. communicator_rank tells whose link a message or a failure is about.
+int meshllm_communicator_run(struct meshllm_communicator *communicator, uint32_t spin_us, uint32_t yield_us);
+uint32_t meshllm_communicator_rank(const struct meshllm_communicator *communicator);
+uint32_t meshllm_communicator_exchange(const struct meshllm_communicator *communicator); // that is due, counted from 0 in a step
+uint32_t meshllm_communicator_lacks(const struct meshllm_communicator *communicator, uint32_t rank); // 1 if this rank's partial is missing
+uint64_t meshllm_communicator_exchange_ns(const struct meshllm_communicator *communicator); // in exchanges, in this step
 
 // log(sum(exp(logits))) over n values.
 double meshllm_log_sum_exp(uint32_t n, const float *logits);

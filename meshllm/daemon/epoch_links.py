@@ -15,6 +15,7 @@ import trio
 
 from meshllm.daemon.loop_bridge import AttachDataLink
 from meshllm.errors import LinkLostError, RemoteProtocolError, UnavailableError
+from meshllm.kernels.links import PartialHead
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.framing import decode_data, encode_body
 from meshllm.mesh.messages import Leave, Ready
@@ -109,7 +110,7 @@ class EpochLinks:
             link.send(ready)
         while (body := link.receive()) is None:
             await trio.lowlevel.wait_readable(link.fileno())
-        if not isinstance(decode_data(body), Ready):
+        if isinstance(body, PartialHead) or not isinstance(decode_data(body), Ready):
             raise RemoteProtocolError("sent something before Ready")
         if self._own > node:
             link.send(ready)

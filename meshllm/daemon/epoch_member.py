@@ -167,6 +167,7 @@ class EpochMember:
         await self._links.wait_all()
         ranks = tuple(share.node for share in layout.shares)
         limits = StepLimits(layout.slots, layout.context, engine.vocab_size, engine.max_tokens)
+        engine.connect(self._links.group.of_ranks(ranks))
         runner = StepRunner(
             own=self._own,
             ranks=ranks,

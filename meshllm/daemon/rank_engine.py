@@ -1,4 +1,4 @@
-"""One member's engine of one epoch: the slice packed, steps in, exchanges and candidates out. It knows no links.
+"""One member's engine of one epoch: the slice packed, steps in, candidates out. It decides nothing about links.
 
 Built in a worker thread, then used by the data loop alone. A driver without a slice has one too, which knows the
 model's numbers and holds nothing.
@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from meshllm.engine.executor import Batch, Exchange, Executor, Finished
+from meshllm.engine.executor import Batch, Executor
 from meshllm.engine.kv_cache import SlotHistory
 from meshllm.engine.sampling import Candidates
 from meshllm.engine.weights import load_weights
 from meshllm.errors import ModelFileError
 from meshllm.kernels.binding import Kernels, lost_maps
+from meshllm.kernels.links import Communicator, Progress, SealedLink
 from meshllm.layout.layout import Layout
-from meshllm.mesh.exchange import ExchangeSchedule, data_frame_limit, make_schedule
+from meshllm.mesh.exchange import Schedule, data_frame_limit, make_schedule
 from meshllm.mesh.messages import Step
 from meshllm.model.compiler import compile_program
 from meshllm.model.model_file import ModelFile
@@ -41,7 +42,7 @@ class RankEngine:
             self.vocab_size = h.vocab_size
             self.max_tokens = max(MAX_STEP_TOKENS, layout.slots)
             self.frame_limit = data_frame_limit(layout, h.dim, self.max_tokens)
-            self.schedule = ExchangeSchedule((), 0)
+            self.schedule: Schedule = ()
             self.slice_bytes = 0
             self._history = SlotHistory(layout.slots, layout.context)
             if rank is not None:
@@ -67,27 +68,31 @@ class RankEngine:
         for to, source, n_positions in step.copies:
             executor.copy_slot(to, source, n_positions)
             self._history.copy(to, source, n_positions)
-        executor.begin(_batch_of(step))
+        executor.begin(_batch_of(step), step.step)
         for entry in step.entries:
             self._history.append(entry.slot, entry.position, entry.tokens)
         self._step = step
 
-    def run(self) -> Exchange | Finished:
-        """To the next exchange or the end. Raises BatchStoppedError after `stop`, ModelFileError where the file lost
-        what the step has read.
+    def connect(self, links: Sequence[SealedLink | None]) -> None:
+        """The links to the other ranks, in rank order, None in this one's place; once, before the first step."""
+        if self._executor is not None:
+            self._executor.connect(links.index(None), links, self.schedule)
+
+    @property
+    def communicator(self) -> Communicator:
+        """What a running step waits for."""
+        communicator = self._held().communicator
+        assert communicator is not None  # links come before steps
+        return communicator
+
+    def run(self, spin_s: float, yield_s: float) -> Progress:
+        """The step with its exchanges: see Communicator.run. Raises BatchStoppedError after `stop`, ModelFileError
+        where the file lost what the step has read, and an error of the link of the communicator's `rank`.
         """
-        stop = self._held().run()
-        if isinstance(stop, Finished) and lost_maps() != self._lost_maps:
+        progress = self._held().run_connected(spin_s, yield_s)
+        if progress is Progress.FINISHED and lost_maps() != self._lost_maps:
             self._check_file()
-        return stop
-
-    def supply(self, partials: Sequence[memoryview | bytes]) -> None:
-        """The partials of the exchange that `run` stopped at, in rank order."""
-        self._held().supply(partials)
-
-    def read_ahead(self) -> bool:
-        """While partials are on their way: a little work for what comes next; False when there is none."""
-        return self._held().read_ahead()
+        return progress
 
     def candidates(self) -> list[Candidates]:
         """Of a finished step: for each entry with sampling, what this slice offers; [] if it has no vocabulary."""
@@ -133,7 +138,7 @@ class RankEngine:
             precision=layout.exchange,
         )
         self.slice_bytes = weights.packed_bytes
-        self.schedule = make_schedule(layout, program.exchanges, hyperparameters.dim)
+        self.schedule = make_schedule(layout, program.exchanges)
 
     def _held(self) -> Executor:
         assert self._executor is not None  # only ranks run steps

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 
 from meshllm.daemon.rank_engine import RankEngine
 from meshllm.daemon.step_costs import CostCounter
-from meshllm.engine.executor import Exchange
 from meshllm.engine.sampling import Candidates
 from meshllm.errors import LinkLostError, RemoteProtocolError
+from meshllm.kernels.links import PartialHead, Progress
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.framing import decode_data, encode_body
-from meshllm.mesh.messages import Message, Partial, Step
+from meshllm.mesh.messages import Message, Step
 from meshllm.mesh.pacing import Patience
 from meshllm.mesh.stepping import MemberFaultError, StepSequencer
-from meshllm.net.link_group import LinkGroup
+from meshllm.net.link_group import SPIN_S, YIELD_S, LinkFaultError, LinkGroup
 
 
 class HungMemberError(LinkLostError):
@@ -48,6 +48,7 @@ class StepRunner:
     ) -> None:
         """ranks[i]: the node of rank i. may_sleep: nothing else in this loop has work just now."""
         self.own = own
+        self._ranks = tuple(ranks)
         self.other_ranks = tuple(node for node in ranks if node != own)
         self.engine = engine
         self.links = links
@@ -70,14 +71,23 @@ class StepRunner:
 
         Raises BatchStoppedError, KernelError, ModelFileError, and all that `until` raises.
         """
-        n_tokens = sum(len(entry.tokens) for entry in step.entries)
-        limit_s = self.patience.limit_s(n_tokens)
+        limit_s = self.patience.limit_s(sum(len(entry.tokens) for entry in step.entries))
         engine = self.engine
         engine.begin(step)
-        while isinstance(stop := engine.run(), Exchange):
-            began_s = time.perf_counter()
-            await self._exchange(step.step, stop, limit_s)
-            self._exchange_s += time.perf_counter() - began_s
+        exchange, since = -1, 0.0
+        may_sleep = self._may_sleep()
+        while (progress := self._advance(may_sleep)) is not Progress.FINISHED:
+            communicator, now = engine.communicator, time.perf_counter()
+            if progress is Progress.MESSAGE:
+                self._take_from(self._ranks[communicator.rank])
+                continue
+            if communicator.exchange != exchange:
+                exchange, since = communicator.exchange, now - YIELD_S
+            if now - since > limit_s:
+                (hung, *_) = [self._ranks[rank] for rank in communicator.missing()] or self.links.unsent_nodes
+                raise HungMemberError(hung, f"did not do its part of a step within {limit_s:.1f} s")
+            await self.links.wait(since, since + limit_s, may_sleep=may_sleep)
+        self._exchange_s = engine.communicator.exchange_s
         return engine.candidates()
 
     def send(self, nodes: Sequence[NodeId], message: Message) -> None:
@@ -90,11 +100,8 @@ class StepRunner:
         done: Callable[[], bool],
         limit_s: float = math.inf,
         late: Callable[[], Sequence[NodeId]] | None = None,
-        meanwhile: Callable[[], bool] = lambda: False,
     ) -> None:
         """Sends and receives until done() and all is sent; after limit_s it returns, or blames the first of late().
-
-        meanwhile: does a little work each time that nothing has come; False when it has none.
 
         Raises HungMemberError, LinkFaultError, MemberFaultError or MemberLeftError.
         """
@@ -102,8 +109,13 @@ class StepRunner:
         since = time.perf_counter()
         deadline = since + limit_s
         while True:
+            holding: list[NodeId] = []
             for node, body in links.pump():
-                self._take(node, body)
+                if isinstance(body, PartialHead):
+                    self.sequencer.check_early(node, body.step, body.exchange)
+                    holding.append(node)
+                else:
+                    self._take(node, body)
             if done() and not links.has_unsent:
                 return
             if time.perf_counter() > deadline:
@@ -111,8 +123,7 @@ class StepRunner:
                     return
                 (hung, *_) = late() or links.unsent_nodes
                 raise HungMemberError(hung, f"did not do its part of a step within {limit_s:.1f} s")
-            if not meanwhile():
-                await links.wait(since, deadline, may_sleep=self._may_sleep())
+            await links.wait(since, deadline, may_sleep=self._may_sleep(), unread=holding)
 
     def end(self, step: Step, waited_s: float = 0.0) -> None:
         """A step is over. waited_s: for other members, beside exchanges."""
@@ -127,15 +138,16 @@ class StepRunner:
             total_s=total_s,
         )
 
-    async def _exchange(self, step: int, stop: Exchange, limit_s: float) -> None:
-        sequencer, index = self.sequencer, stop.index
-        own = stop.partial if len(stop.partial) else None
-        if own is not None:
-            self.send(self.other_ranks, Partial(step, index, bytes(own)))
-        await self.until(
-            lambda: sequencer.has_all(index), limit_s, lambda: sequencer.missing(index), self.engine.read_ahead
-        )
-        self.engine.supply(sequencer.take_partials(index, own))
+    def _advance(self, may_sleep: bool) -> Progress:
+        try:
+            return self.engine.run(SPIN_S, YIELD_S if may_sleep else SPIN_S)
+        except (LinkLostError, RemoteProtocolError) as error:
+            raise LinkFaultError(self._ranks[self.engine.communicator.rank], str(error)) from error
+
+    def _take_from(self, node: NodeId) -> None:
+        body = self.links.receive(node)
+        if isinstance(body, bytes):
+            self._take(node, body)
 
     def _take(self, node: NodeId, body: bytes) -> None:
         try:

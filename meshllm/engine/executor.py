@@ -1,9 +1,10 @@
 """One rank's engine: a program bound to its weights and a KV cache, run step by step.
 
 Life of a step: `begin(batch)`, then `run()` until it returns Finished; at each Exchange the partials of all
-contributing ranks (this one's among them, in rank order) are given to `supply`. After Finished, `candidates` and
-`logits` answer for the batch's output rows until the next `begin`. It knows no peers and no sockets. One thread at a
-time; only `stop` may be called from another.
+contributing ranks (this one's among them, in rank order) are given to `supply`. Or, once it is connected with the other
+ranks, `run_connected()` until it is FINISHED, which exchanges by itself. Then `candidates` and `logits` answer for the
+batch's output rows until the next `begin`. It knows no peers and no sockets. One thread at a time; only `stop` may be
+called from another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from meshllm.engine.sampling import Candidates, select_candidates
 from meshllm.engine.weights import Weights
 from meshllm.errors import KernelError, MeshLLMError
 from meshllm.kernels.binding import Float32, Kernels, NativeProgram, Precision, RunStatus
+from meshllm.kernels.links import Communicator, Progress, SealedLink
 from meshllm.model.opcodes import ExchangeKind, Program, encode_ops
 from meshllm.parameters import SamplingParameters
 
@@ -120,16 +122,17 @@ class Executor:
         self._finished = False
         self._weights = weights
         self._embedded = 0
-        self._exchanges: list[Exchange | None] = [None] * len(program.exchanges)
+        self.communicator: Communicator | None = None
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache when all its positions are in use."""
         return self._program().cache_bytes
 
-    def begin(self, batch: Batch) -> None:
-        """Starts a step. Raises KernelError for a batch that does not fit (too many rows, a position past the
-        context).
+    def begin(self, batch: Batch, step: int = 0) -> None:
+        """Starts a step; `step` is its number among connected ranks.
+
+        Raises KernelError for a batch that does not fit (too many rows, a position past the context).
         """
         positions, slots = batch.positions, batch.slots
         if len(positions) and (int(positions.max()) >= self.context or int(slots.max()) >= self.n_slots):
@@ -142,6 +145,8 @@ class Executor:
         self._batch = batch
         self._exchange = 0
         self._finished = False
+        if self.communicator is not None:
+            self.communicator.begin(step)
 
     def run(self) -> Exchange | Finished:
         """To the next exchange or the end; without the GIL. Raises BatchStoppedError after `stop`."""
@@ -151,18 +156,29 @@ class Executor:
                 self._finished = True
                 return _FINISHED
             case RunStatus.EXCHANGE:
-                return self._describe_exchange(native.partial(), native.partial_size())
+                kind = self.program.exchanges[self._exchange]
+                return Exchange(self._exchange, kind, native.partial(), native.partial_size())
             case RunStatus.STOPPED:
                 raise BatchStoppedError("the step was stopped")
+
+    def connect(self, own: int, links: Sequence[SealedLink | None], contributors: Sequence[Sequence[int]]) -> None:
+        """Gives it the links to the other ranks: see kernels.links.Communicator."""
+        self.communicator = Communicator(self._program(), own, links, contributors)
+
+    def run_connected(self, spin_s: float, yield_s: float) -> Progress:
+        """Runs on with all exchanges: see Communicator.run, whose errors it raises. BatchStoppedError after `stop`."""
+        if (communicator := self.communicator) is None:
+            raise KernelError("this executor has no links")
+        progress = communicator.run(spin_s, yield_s)
+        if progress is Progress.STOPPED:
+            raise BatchStoppedError("the step was stopped")
+        self._finished = progress is Progress.FINISHED
+        return progress
 
     def supply(self, partials: Sequence[memoryview | bytes]) -> None:
         """Adds the partials of this exchange's contributors, in rank order. Raises KernelError for a wrong length."""
         self._program().supply(partials)
         self._exchange += 1
-
-    def read_ahead(self) -> bool:
-        """While partials are on their way: some microseconds of reading what comes next. False when that is enough."""
-        return self._program().read_ahead() > 0
 
     def candidates(
         self, row: int, sampling: SamplingParameters, history: Sequence[int] = (), n_prompt: int = 0
@@ -196,16 +212,8 @@ class Executor:
     def close(self) -> None:
         """Gives weights and cache up; memory goes when the last array handed out is gone."""
         self._native = None
+        self.communicator = None
         self._logits = None
-
-    def _describe_exchange(self, partial: memoryview, size: int) -> Exchange:
-        """The one of the step before where it is the same: while tokens are decoded, nothing is made anew."""
-        index = self._exchange
-        known = self._exchanges[index]
-        if known is None or known.size != size or known.partial is not partial:
-            known = Exchange(index, self.program.exchanges[index], partial, size)
-            self._exchanges[index] = known
-        return known
 
     def _program(self) -> NativeProgram:
         if self._native is None:

@@ -232,10 +232,6 @@ class NativeProgram:
         """Bytes of each partial of this exchange."""
         return int(lib.meshllm_program_partial_size(self._program))
 
-    def read_ahead(self) -> int:
-        """At an EXCHANGE: brings a little of the weights that come next into the caches; bytes, 0 for no more."""
-        return int(lib.meshllm_program_read_ahead(self._program))
-
     def supply(self, partials: Sequence[BufferLike]) -> None:
         """Adds the partials, each of partial_size bytes, in the order given."""
         held = [ffi.from_buffer(partial) for partial in partials]

@@ -21,7 +21,7 @@ from typing import Final
 from meshllm.layout.layout import Device, ExchangePrecision, LinkSpeed, NodeId
 from meshllm.model.slicing import ModelShape, Slice
 
-EXCHANGE_S: Final = 120e-6  # system calls, sealing, adding partials: 4 KB on loopback, caches cold; hot 47 us
+EXCHANGE_S: Final = 50e-6  # system calls, sealing, adding partials: 4 KB on loopback, caches cold 30 to 40; hot 14
 STEP_S: Final = 150e-6  # driver's batch, candidates, draw; one crossing of the loops is 44 us
 PROMPT: Final = 128  # tokens of a prompt step, for the prediction
 ANSWER: Final = 128  # decoded tokens of the answer that is predicted

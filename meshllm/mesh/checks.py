@@ -36,7 +36,6 @@ from meshllm.mesh.messages import (
     Candidates,
     Commit,
     DataHello,
-    DataMessage,
     Epoch,
     Failed,
     Finished,
@@ -45,7 +44,6 @@ from meshllm.mesh.messages import (
     Hello,
     Leave,
     Message,
-    Partial,
     PeerAddresses,
     Prepare,
     Prepared,
@@ -65,15 +63,6 @@ def check(message: Message) -> None:
         _check(message)
     except BadFieldError as error:
         raise RemoteProtocolError(f"{type(message).__name__}: {error}") from None
-
-
-def check_data(message: DataMessage) -> None:
-    """The same for a message of a data link; quick for a Partial, of which there are two a layer and step."""
-    if isinstance(message, Partial):
-        if not (0 <= message.step <= MAX_BYTES and 0 <= message.exchange <= MAX_TOKEN):
-            raise RemoteProtocolError("Partial: step or exchange is no such number")
-        return
-    check(message)
 
 
 def _check(message: Message) -> None:
@@ -105,7 +94,7 @@ def _check(message: Message) -> None:
             _answer(message)
         case Goodbye(reason=reason):
             require_text("reason", reason, MAX_REASON)
-        case Step() | Partial() | Candidates():
+        case Step() | Candidates():
             _data(message)
         case Ready():
             pass
@@ -197,7 +186,7 @@ def _answer(message: Tokens | Finished | Failed | Cancel) -> None:
             assert_never(message)
 
 
-def _data(message: Step | Partial | Candidates) -> None:
+def _data(message: Step | Candidates) -> None:
     require_count("step", message.step)
     match message:
         case Step():
@@ -206,8 +195,6 @@ def _data(message: Step | Partial | Candidates) -> None:
                 _entry(entry)
             for copy in message.copies:
                 require_tokens("copies", copy)
-        case Partial():
-            require_count("exchange", message.exchange, MAX_TOKEN)
         case Candidates():
             require(len(message.data) <= MAX_ENTRIES, "data", f"at most {MAX_ENTRIES}")
         case _:

@@ -2,19 +2,20 @@
 
 All-to-all in one round: each contributor sends its partial to every other rank, and every rank adds the same partials
 in rank order. Contributors are the ranks with heads (attention) or hidden units (ffn); the others only receive. Ranks
-and driver find the same schedule from the layout alone.
+and driver find the same schedule from the layout alone. Partials travel as frames that the native communicator makes
+and takes (native/partial_frame.h), beside the messages of a data link: msgpack [2, step, exchange, data].
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, assert_never
+from typing import Final, Literal, TypeAlias, assert_never
 
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import ExchangePrecision, Layout
 
 ExchangeKind = Literal["attention", "ffn"]
+Schedule: TypeAlias = tuple[tuple[int, ...], ...]  # [i]: the ranks that add at exchange i of a step, in rank order
 
 BLOCK_VALUES: Final = 32  # of q8_0
 BLOCK_BYTES: Final = 34  # f16 scale, 32 int8
@@ -38,28 +39,13 @@ def partial_row_bytes(precision: ExchangePrecision, width: int) -> int:
     assert_never(precision)
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeSchedule:
-    """contributors[i]: the ranks that add at exchange i of a step, in rank order."""
-
-    contributors: tuple[tuple[int, ...], ...]
-    row_bytes: int
-
-    def __len__(self) -> int:
-        return len(self.contributors)
-
-    def partial_bytes(self, n_tokens: int) -> int:
-        """Bytes of one rank's partial in a step of n_tokens rows."""
-        return self.row_bytes * n_tokens
-
-
-def make_schedule(layout: Layout, kinds: Sequence[ExchangeKind], width: int) -> ExchangeSchedule:
-    """The schedule of a program with these exchanges, in order. width: values of a row of the residual stream."""
+def make_schedule(layout: Layout, kinds: Sequence[ExchangeKind]) -> Schedule:
+    """The schedule of a program with these exchanges, in order."""
     ranks: dict[ExchangeKind, tuple[int, ...]] = {
         "attention": tuple(rank for rank, share in enumerate(layout.shares) if share.slice.heads),
         "ffn": tuple(rank for rank, share in enumerate(layout.shares) if share.slice.ffn),
     }
-    return ExchangeSchedule(tuple(ranks[kind] for kind in kinds), partial_row_bytes(layout.exchange, width))
+    return tuple(ranks[kind] for kind in kinds)
 
 
 def data_frame_limit(layout: Layout, width: int, max_tokens: int) -> int:

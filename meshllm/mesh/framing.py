@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from meshllm.errors import LocalProtocolError, RemoteProtocolError
-from meshllm.mesh.checks import check, check_data
+from meshllm.mesh.checks import check
 from meshllm.mesh.messages import ControlMessage, DataHello, DataMessage, Message
 
 HELLO_LIMIT = 64 * 1024  # bytes of a first frame: all that a stranger may make us keep
@@ -49,7 +49,7 @@ def decode_data(body: bytes | bytearray | memoryview) -> DataMessage:
         message = _DATA_DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed data message of {len(body)} bytes: {error}") from error
-    check_data(message)
+    check(message)
     return message
 
 

@@ -217,14 +217,6 @@ class Step(Message, frozen=True, tag=1):
     copies: tuple[tuple[int, int, int], ...] = ()
 
 
-class Partial(Message, frozen=True, tag=2):
-    """Rank -> rank: one rank's encoded partial sums of exchange `exchange` (counts from 0 in each step)."""
-
-    step: int
-    exchange: int
-    data: bytes
-
-
 class Candidates(Message, frozen=True, tag=3):
     """Rank -> driver, after every step, which is over here: for each entry with sampling, its encoded candidates.
 
@@ -246,4 +238,4 @@ class Leave(Message, frozen=True, tag=5):
     reason: str
 
 
-DataMessage = Step | Partial | Candidates | Ready | Leave
+DataMessage = Step | Candidates | Ready | Leave

@@ -1,10 +1,10 @@
 """The order of one epoch's steps, as one member sees it: what was awaited, what is missing, what is dropped or refused.
 
 Steps count from 0. The driver sends step n + 1 when every rank has sent its Candidates of step n, so nobody is more
-than one step ahead, and what is kept is bounded by two steps' partials. The rules for what comes in:
+than one step ahead. The rules for what comes in (the partials of a running step are the communicator's affair):
 
     Step         from the driver alone, the next number, within the limits, on top of what the slots hold; else a fault
-    Partial      of this step or the next: kept, once; of an older one: dropped; of one that adds nothing there: a fault
+    a partial    waits on its link for its exchange; before a step, only one of that step may, of a rank that adds there
     Candidates   on the driver, of this step: kept, once; of an older one: dropped
     a fault      MemberFaultError names the member: its link is closed and the epoch is over
 
@@ -19,8 +19,8 @@ from typing import assert_never
 
 from meshllm.errors import LocalProtocolError, RemoteProtocolError
 from meshllm.layout.layout import NodeId
-from meshllm.mesh.exchange import ExchangeSchedule
-from meshllm.mesh.messages import Candidates, DataMessage, Leave, Partial, Ready, Step, StepEntry
+from meshllm.mesh.exchange import Schedule
+from meshllm.mesh.messages import Candidates, DataMessage, Leave, Ready, Step, StepEntry
 
 
 class MemberFaultError(RemoteProtocolError):
@@ -53,23 +53,18 @@ class StepSequencer:
     """One member's view of one epoch. The driver calls `begin`, another rank `take_step`; both `finish` each step."""
 
     def __init__(
-        self, *, driver: NodeId, ranks: tuple[NodeId, ...], own: NodeId, schedule: ExchangeSchedule, limits: StepLimits
+        self, *, driver: NodeId, ranks: tuple[NodeId, ...], own: NodeId, schedule: Schedule, limits: StepLimits
     ) -> None:
         """ranks[i] is the node of rank i. own: this member."""
         self._driver = driver
         self._ranks = ranks
         self._own = own
-        self._schedule = schedule
         self._limits = limits
         self._lengths = [0] * limits.slots  # positions that each slot's cache holds
-        self._contributors = tuple(tuple(ranks[rank] for rank in adding) for adding in schedule.contributors)
-        self._n_awaited = tuple(sum(node != own for node in nodes) for nodes in self._contributors)
+        self._contributors = tuple(tuple(ranks[rank] for rank in adding) for adding in schedule)
         self._number = 0  # of the running step, or of the next one
         self._running: Step | None = None
-        self._partial_bytes = 0
         self._waiting: Step | None = None
-        self._partials: list[dict[NodeId, bytes]] = [{} for _ in self._contributors]  # by exchange, of this step
-        self._early: list[dict[NodeId, bytes]] = [{} for _ in self._contributors]  # of the next one
         self._candidates: dict[NodeId, tuple[bytes, ...]] = {}
 
     @property
@@ -95,9 +90,6 @@ class StepSequencer:
         """The running step is over; what is left of it is forgotten."""
         if self._running is None:
             raise LocalProtocolError("no step runs")
-        self._partials, self._early = self._early, self._partials
-        for partials in self._early:
-            partials.clear()
         self._candidates.clear()
         self._running = None
         self._number += 1
@@ -107,8 +99,6 @@ class StepSequencer:
     def receive(self, sender: NodeId, message: DataMessage) -> None:
         """A message of a member's link. Raises MemberFaultError or MemberLeftError."""
         match message:
-            case Partial():
-                self._receive_partial(sender, message)
             case Candidates():
                 self._receive_candidates(sender, message)
             case Step():
@@ -120,28 +110,14 @@ class StepSequencer:
             case _:
                 assert_never(message)
 
-    # --- exchanges of the running step
-
-    def has_all(self, exchange: int) -> bool:
-        """Whether all contributors' partials have come, but for this rank's own."""
-        return len(self._partials[exchange]) == self._n_awaited[exchange]
-
-    def missing(self, exchange: int) -> list[NodeId]:
-        """Contributors, but for this rank, whose partial has not come."""
-        arrived = self._partials[exchange]
-        return [node for node in self._contributors[exchange] if node != self._own and node not in arrived]
-
-    def take_partials(self, exchange: int, own: bytes | memoryview | None) -> list[bytes | memoryview]:
-        """All partials of an exchange in rank order, this rank's in its place; none may be missing."""
-        arrived = self._partials[exchange]
-        partials: list[bytes | memoryview] = []
-        for node in self._contributors[exchange]:
-            partial = own if node == self._own else arrived[node]
-            if partial is None:
-                raise LocalProtocolError(f"this rank has nothing to add at exchange {exchange}")
-            partials.append(partial)
-        arrived.clear()
-        return partials
+    def check_early(self, sender: NodeId, step: int, exchange: int) -> None:
+        """A partial of a step that has not begun here waits on its link. Raises MemberFaultError."""
+        if self._running is not None or step != self._number or exchange >= len(self._contributors):
+            raise MemberFaultError(
+                sender, f"sent a partial of exchange {exchange} of step {step} in step {self._number}"
+            )
+        if sender not in self._contributors[exchange]:
+            raise MemberFaultError(sender, f"sent a partial of exchange {exchange}, to which it adds nothing")
 
     # --- candidates of the running step, on the driver
 
@@ -159,14 +135,10 @@ class StepSequencer:
         if self._running is not None:
             raise LocalProtocolError(f"step {self._number} has not finished")
         self._running = step
-        self._partial_bytes = self._schedule.partial_bytes(sum(len(entry.tokens) for entry in step.entries))
         for to, source, n_positions in step.copies:
             self._lengths[to] = min(n_positions, self._lengths[source])
         for entry in step.entries:
             self._lengths[entry.slot] = entry.position + len(entry.tokens)
-        for partials in self._partials:
-            for node, data in partials.items():
-                self._check_size(node, data)
 
     def _n_outputs(self) -> int:
         return 0 if self._running is None else sum(entry.sampling is not None for entry in self._running.entries)
@@ -179,23 +151,6 @@ class StepSequencer:
         self._check_step(step, lambda text: MemberFaultError(sender, text))
         self._waiting = step
 
-    def _receive_partial(self, sender: NodeId, partial: Partial) -> None:
-        n_ahead, exchange = partial.step - self._number, partial.exchange
-        if n_ahead < 0:
-            return
-        if n_ahead > 1 or exchange >= len(self._contributors):
-            raise MemberFaultError(
-                sender, f"sent a partial of exchange {exchange} of step {partial.step} in step {self._number}"
-            )
-        if sender not in self._contributors[exchange]:
-            raise MemberFaultError(sender, f"sent a partial of exchange {exchange}, to which it adds nothing")
-        if n_ahead == 1:
-            self._early[exchange].setdefault(sender, partial.data)
-            return
-        if self._running is not None:
-            self._check_size(sender, partial.data)
-        self._partials[exchange].setdefault(sender, partial.data)
-
     def _receive_candidates(self, sender: NodeId, candidates: Candidates) -> None:
         if candidates.step < self._number:
             return
@@ -204,10 +159,6 @@ class StepSequencer:
         if self._running is None or len(candidates.data) not in (0, self._n_outputs()):
             raise MemberFaultError(sender, f"sent candidates of {len(candidates.data)} rows for {self._n_outputs()}")
         self._candidates.setdefault(sender, candidates.data)
-
-    def _check_size(self, node: NodeId, data: bytes) -> None:
-        if len(data) != self._partial_bytes:
-            raise MemberFaultError(node, f"sent a partial of {len(data)} bytes, {self._partial_bytes} are due")
 
     def _check_step(self, step: Step, fault: Callable[[str], Exception]) -> None:
         if step.step != self._number:

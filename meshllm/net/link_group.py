@@ -9,7 +9,7 @@ in trio (70 µs more, but other tasks run). One task waits for a group; `wake` e
 from __future__ import annotations
 
 import os
-import selectors
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from typing import Final
 import trio
 
 from meshllm.errors import LinkLostError, RemoteProtocolError
+from meshllm.kernels.links import PartialHead
 from meshllm.layout.layout import NodeId
 from meshllm.net.data_link import DataLink
 
@@ -40,11 +41,12 @@ class LinkGroup:
 
     def __init__(self) -> None:
         self._links: dict[NodeId, DataLink] = {}
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.epoll()
+        self._watched: dict[NodeId, int] = {}
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._poll.register(self._woken, select.EPOLLIN)
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -79,7 +81,8 @@ class LinkGroup:
     def add(self, node: NodeId, link: DataLink) -> None:
         """Takes a link over."""
         self._links[node] = link
-        self._selector.register(link, selectors.EVENT_READ)
+        self._poll.register(link, select.EPOLLIN)
+        self._watched[node] = select.EPOLLIN
 
     def send(self, nodes: Sequence[NodeId], body: bytes) -> None:
         """Sends a body to some members, as far as their sockets take it at once. Raises LinkFaultError."""
@@ -89,26 +92,39 @@ class LinkGroup:
             except LinkLostError as error:
                 raise LinkFaultError(node, str(error)) from error
 
-    def pump(self) -> list[tuple[NodeId, bytes]]:
-        """Sends what is left over; returns the bodies that have come, by whom. Raises LinkFaultError."""
-        arrived: list[tuple[NodeId, bytes]] = []
+    def pump(self) -> list[tuple[NodeId, bytes | PartialHead]]:
+        """Sends what is left over; returns the bodies that have come, by whom. A link whose next frame is a partial
+        gives its head, each time, and nothing more before a communicator has taken it. Raises LinkFaultError.
+        """
+        arrived: list[tuple[NodeId, bytes | PartialHead]] = []
         for node, link in self._links.items():
             try:
                 if link.unsent:
                     link.flush()
-                body = link.receive()
-                while body is not None:
-                    arrived.append((node, body))
-                    body = link.buffered() if link.has_unread else None
-            except (LinkLostError, RemoteProtocolError) as error:
+            except LinkLostError as error:
                 raise LinkFaultError(node, str(error)) from error
+            while (body := self.receive(node)) is not None:
+                arrived.append((node, body))
+                if isinstance(body, PartialHead):
+                    break
         return arrived
 
-    async def wait(self, since: float, deadline: float, *, may_sleep: bool) -> None:
+    def receive(self, node: NodeId) -> bytes | PartialHead | None:
+        """As DataLink.receive. Raises LinkFaultError."""
+        try:
+            return self._links[node].receive()
+        except (LinkLostError, RemoteProtocolError) as error:
+            raise LinkFaultError(node, str(error)) from error
+
+    def of_ranks(self, ranks: Sequence[NodeId]) -> list[DataLink | None]:
+        """Their links, None for a node that has none here."""
+        return [self._links.get(node) for node in ranks]
+
+    async def wait(self, since: float, deadline: float, *, may_sleep: bool, unread: Sequence[NodeId] = ()) -> None:
         """Returns when there may be something to pump, after `wake`, or at the deadline; perhaps for no reason.
 
         since, deadline: time.perf_counter() when this wait began, and when it must end (math.inf: never). may_sleep:
-        the whole loop may stand still for SLEEP_S, since nothing else has work.
+        the whole loop may stand still for SLEEP_S, since nothing else has work. unread: whose bytes are no reason.
         """
         waited = time.perf_counter() - since
         if waited < SPIN_S:
@@ -116,19 +132,14 @@ class LinkGroup:
         if waited < YIELD_S and may_sleep:
             os.sched_yield()
             return
-        self._watch_writes(True)
-        try:
-            if may_sleep and waited < SLEEP_S:
-                ready = self._selector.select(SLEEP_S - waited)
-                if ready:
-                    self._forget_wakes()
-                    return
-            with trio.move_on_after(max(deadline - time.perf_counter(), 0.0)):
-                # The selector's own descriptor is readable when one of its sockets is ready (epoll and kqueue nest).
-                await trio.lowlevel.wait_readable(self._selector.fileno())
-                self._forget_wakes()
-        finally:
-            self._watch_writes(False)
+        self._watch(unread)
+        if may_sleep and waited < SLEEP_S and self._poll.poll(SLEEP_S - waited):
+            self._forget_wakes()
+            return
+        with trio.move_on_after(max(deadline - time.perf_counter(), 0.0)):
+            # The poll's own descriptor is readable when one of its sockets is ready: epolls nest.
+            await trio.lowlevel.wait_readable(self._poll.fileno())
+            self._forget_wakes()
 
     def wake(self) -> None:
         """Ends the wait that is under way, or the next one. From the loop's own thread."""
@@ -137,7 +148,7 @@ class LinkGroup:
 
     def close(self) -> None:
         """Closes all links. May be called again."""
-        self._selector.close()
+        self._poll.close()
         for link in self._links.values():
             link.close()
         self._waker.close()
@@ -147,8 +158,9 @@ class LinkGroup:
         with suppress(BlockingIOError):
             self._woken.recv(4096)
 
-    def _watch_writes(self, wanted: bool) -> None:
-        for link in self._links.values():
-            if link.unsent:
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
-                self._selector.modify(link, events)
+    def _watch(self, unread: Sequence[NodeId]) -> None:
+        for node, link in self._links.items():
+            events = (0 if node in unread else select.EPOLLIN) | (select.EPOLLOUT if link.unsent else 0)
+            if events != self._watched[node]:
+                self._poll.modify(link, events)
+                self._watched[node] = events

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import selectors
+import select
 import shutil
 import socket
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ from meshllm.daemon.loop_bridge import (
 from meshllm.kernels.binding import guard_map
 from meshllm.layout.layout import Layout
 from meshllm.mesh.framing import encode_body
-from meshllm.mesh.messages import Candidates, DataMessage, Epoch, Failed, Finished, Partial, Ready, Step, StepEntry
+from meshllm.mesh.messages import Candidates, DataMessage, Epoch, Failed, Finished, Ready, Step, StepEntry
 from meshllm.mesh.request import LOST
 from meshllm.model.model_file import ModelFile
 from meshllm.parameters import SampledToken, SamplingParameters
@@ -150,12 +151,19 @@ async def test_garbage_closes_the_link_and_ends_the_epoch_but_not_the_loop(garba
         assert len(await ask_alone(mesh, again, [1, 2, 3], 3)) == 3
 
 
-async def send_forged(mesh: DataMesh, epoch: Epoch, layout: Layout, model: Path, message: DataMessage) -> EpochBroken:
+def partial(step: int, exchange: int, data: bytes) -> bytes:
+    """The frame of a partial sum, as native/partial_frame.h has it."""
+    return b"\x94\x02" + struct.pack(">BQBHBI", 0xCF, step, 0xCD, exchange, 0xC6, len(data)) + data
+
+
+async def send_forged(
+    mesh: DataMesh, epoch: Epoch, layout: Layout, model: Path, message: DataMessage | bytes
+) -> EpochBroken:
     """What the others make of a message that a member seals properly but may not send."""
     forger = node_id(len(mesh.members))
     async with mesh.puppet(epoch, forger, layout, model) as links:
         for link in links:
-            link.send(encode_body(message))
+            link.send(message if isinstance(message, bytes) else encode_body(message))
         driver = mesh.members[0]
         driver.loop.post(Admit(epoch, submit_of([1, 2, 3])))
         await driver.until(lambda: driver.find(EpochBroken, epoch))
@@ -167,15 +175,18 @@ async def send_forged(mesh: DataMesh, epoch: Epoch, layout: Layout, model: Path,
 @pytest.mark.parametrize(
     ("message", "fault"),
     [
-        (Partial(0, 0, b"short"), "bytes"),
-        (Partial(0, 10_000, b""), "exchange 10000"),
-        (Partial(7, 0, b""), "of step 7"),
+        (partial(0, 0, b"short"), "of 5 bytes"),
+        (partial(0, 10_000, b""), "exchange 10000"),
+        (partial(7, 0, b""), "of step 7"),
+        (b"\x94\x02\x00\x00\xc4\x00", "malformed"),  # a partial in msgpack's own widths
         (Candidates(3, ()), "of step 3"),
         (Step(0, (StepEntry(0, 0, (1,)),)), "is not the driver"),
         (Ready(), "Ready"),
     ],
 )
-async def test_member_that_breaks_the_rules_is_named(message: DataMessage, fault: str, smollm2_path: Path) -> None:
+async def test_member_that_breaks_the_rules_is_named(
+    message: DataMessage | bytes, fault: str, smollm2_path: Path
+) -> None:
     async with open_mesh(1) as mesh:
         layout = make_layout(SMOLLM2_SLICES[2], [node_id(0), node_id(1)])
         event = await send_forged(mesh, Epoch(1, node_id(0)), layout, smollm2_path, message)
@@ -293,7 +304,7 @@ async def test_prepare_is_refused_without_file_descriptors_and_works_when_there_
     async with open_mesh(1) as mesh:
         (member,) = mesh.members
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(selectors, "DefaultSelector", _no_descriptor)
+            patch.setattr(select, "epoll", _no_descriptor)
             mesh.post_prepare(epoch, layout, smollm2_path)
             await member.until(lambda: member.find(EpochRefused, epoch))
         refused = member.find(EpochRefused, epoch)

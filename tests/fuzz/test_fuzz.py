@@ -18,7 +18,7 @@ from meshllm.api.openai import ChatRequest, CompletionRequest
 from meshllm.errors import InvalidRequestError, ModelFileError, RemoteProtocolError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.framing import FrameDecoder, decode_data, encode_body, encode_frame
-from meshllm.mesh.messages import Hello, Partial, Step, StepEntry
+from meshllm.mesh.messages import Candidates, Hello, Step, StepEntry
 from meshllm.model.gguf import open_gguf
 from meshllm.model.hyperparameters import read_hyperparameters
 from meshllm.model.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ HELLO = encode_frame(
 ENTRY = StepEntry(slot=0, position=5, tokens=(1, 2, 3), sampling=SamplingParameters(seed=7), prompt_tokens=8)
 DATA = (
     encode_body(Step(step=3, entries=(ENTRY,), copies=((0, 1, 4),))),
-    encode_body(Partial(step=3, exchange=1, data=bytes(40))),
+    encode_body(Candidates(step=3, data=(bytes(40),))),
 )
 FILE = gguf_bytes(TINY, tiny_tensors())
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5, "stop": ["a"], "stream": True, "seed": 7}

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from meshllm.errors import KernelError
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.batching import MAX_WAITING, Batcher, common_prefix
-from meshllm.mesh.exchange import ExchangeSchedule
 from meshllm.mesh.messages import Failed, Finished, ModelHash, RequestId, Step, Submit, Tokens
 from meshllm.mesh.pacing import PROMPT_CHUNKS, PromptPace
 from meshllm.mesh.stepping import StepLimits, StepSequencer
@@ -59,8 +58,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         limits = StepLimits(self.slots, CONTEXT, VOCAB, self.max_tokens)
-        schedule = ExchangeSchedule((), 0)
-        self.sequencer = StepSequencer(driver=OWN, ranks=(OWN,), own=OWN, schedule=schedule, limits=limits)
+        self.sequencer = StepSequencer(driver=OWN, ranks=(OWN,), own=OWN, schedule=(), limits=limits)
 
     def run(self, step: Step) -> list[SampledToken]:
         self.sequencer.begin(step)

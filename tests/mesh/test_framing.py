@@ -37,7 +37,6 @@ from meshllm.mesh.messages import (
     Hello,
     Message,
     ModelHash,
-    Partial,
     PeerAddresses,
     Prepare,
     Prepared,
@@ -91,7 +90,6 @@ CONTROL: tuple[LinkMessage, ...] = (
 )
 DATA: tuple[DataMessage, ...] = (
     Step(0, (StepEntry(0, 0, (1, 2), SAMPLING, 2), StepEntry(1, 7, (3,))), ((1, 0, 5),)),
-    Partial(0, 1, b"\x00" * 34),
     Candidates(0, (b"abc",)),
 )
 
@@ -139,7 +137,7 @@ def test_admitted_peer_may_send_long_prompts_but_not_any() -> None:
 
 def test_what_no_link_takes_is_not_made() -> None:
     with pytest.raises(LocalProtocolError, match="takes"):
-        encode_frame(Partial(0, 0, bytes(CONTROL_LIMIT)))
+        encode_frame(Candidates(0, (bytes(CONTROL_LIMIT),)))
 
 
 def test_decoder_is_dead_after_an_error() -> None:

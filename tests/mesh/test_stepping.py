@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import NodeId
-from meshllm.mesh.exchange import ExchangeSchedule
-from meshllm.mesh.messages import Candidates, DataMessage, Leave, Partial, Ready, Step, StepEntry
+from meshllm.mesh.messages import Candidates, DataMessage, Leave, Ready, Step, StepEntry
 from meshllm.mesh.pacing import EASE_S, Patience
 from meshllm.mesh.stepping import MemberFaultError, MemberLeftError, StepLimits, StepSequencer
 from meshllm.parameters import SamplingParameters
 
 A, B, C, D = (NodeId(f"{i:016x}") for i in range(4))
-SCHEDULE = ExchangeSchedule(((0, 1, 2), (0, 2)), row_bytes=4)  # rank 1 (B) has no hidden units
+SCHEDULE = ((0, 1, 2), (0, 2))  # rank 1 (B) has no hidden units
 LIMITS = StepLimits(slots=2, context=16, vocab_size=100, max_tokens=8)
 DRAW = SamplingParameters(temperature=0.0)
 
@@ -28,49 +27,13 @@ def step_of(number: int = 0, n_tokens: int = 1, position: int = 0, *, draws: boo
     return Step(number, (StepEntry(0, position, (5,) * n_tokens, DRAW if draws else None),))
 
 
-def partial_of(sender: NodeId, exchange: int = 0, step: int = 0, n_tokens: int = 1) -> Partial:
-    return Partial(step, exchange, sender[-1:].encode() * 4 * n_tokens)
-
-
-def test_partials_come_out_in_rank_order_whatever_order_they_came_in() -> None:
+def test_partial_of_the_next_step_may_come_before_it() -> None:
     sequencer = sequencer_of(B)
-    sequencer.receive(C, partial_of(C))  # before the step itself
+    sequencer.check_early(C, 0, 0)
     sequencer.receive(A, step_of())
     assert sequencer.take_step() == step_of()
-    assert sequencer.missing(0) == [A]
-    sequencer.receive(A, partial_of(A))
-    assert sequencer.missing(0) == []
-    assert sequencer.take_partials(0, b"1111") == [b"0000", b"1111", b"2222"]
-
-
-def test_rank_that_adds_nothing_takes_the_others_partials() -> None:
-    sequencer = sequencer_of(B)
-    sequencer.receive(A, step_of())
-    sequencer.take_step()
-    sequencer.receive(A, partial_of(A, 1))
-    sequencer.receive(C, partial_of(C, 1))
-    assert sequencer.take_partials(1, None) == [b"0000", b"2222"]
-
-
-def test_partial_of_an_older_step_is_dropped() -> None:
-    sequencer = sequencer_of(B)
-    sequencer.receive(A, step_of())
-    sequencer.take_step()
     sequencer.finish()
-    sequencer.receive(C, partial_of(C, step=0))
-    sequencer.receive(A, step_of(1, position=1))
-    sequencer.take_step()
-    assert sequencer.missing(0) == [A, C]
-
-
-def test_doubled_partial_counts_once_and_the_first_stands() -> None:
-    sequencer = sequencer_of(B)
-    sequencer.receive(A, step_of())
-    sequencer.take_step()
-    for data in (b"0000", b"9999"):
-        sequencer.receive(A, Partial(0, 0, data))
-    sequencer.receive(C, partial_of(C))
-    assert sequencer.take_partials(0, b"1111")[0] == b"0000"
+    sequencer.check_early(C, 1, 1)
 
 
 def test_candidates_of_all_ranks_end_a_step_on_the_driver() -> None:
@@ -99,9 +62,6 @@ FAULTS: dict[str, tuple[NodeId, DataMessage]] = {
     "a copy of what is not held": (A, Step(0, (StepEntry(0, 0, (5,)),), ((0, 1, 3),))),
     "a copy onto itself": (A, Step(0, (StepEntry(0, 0, (5,)),), ((0, 0, 0),))),
     "a token past the vocabulary": (A, Step(0, (StepEntry(0, 0, (100,)),))),
-    "a partial far ahead": (C, partial_of(C, step=2)),
-    "a partial of no exchange": (C, partial_of(C, exchange=2)),
-    "a partial of one that adds nothing": (D, partial_of(D)),
     "candidates for a rank": (C, Candidates(0, ())),
     "ready again": (C, Ready()),
 }
@@ -114,13 +74,18 @@ def test_fault_names_its_sender(sender: NodeId, message: DataMessage) -> None:
     assert caught.value.node == sender
 
 
-def test_partial_of_a_wrong_size_is_a_fault_even_if_it_came_early() -> None:
-    sequencer = sequencer_of(B)
-    sequencer.receive(C, Partial(0, 0, b"short"))
-    sequencer.receive(A, step_of())
+@pytest.mark.parametrize(
+    ("sender", "step", "exchange", "running"),
+    [(C, 1, 0, False), (C, 0, 2, False), (B, 0, 1, False), (D, 0, 0, False), (C, 0, 0, True)],
+    ids=["far ahead", "of no exchange", "of one that adds nothing there", "of no rank", "after the last exchange"],
+)
+def test_partial_that_cannot_be_due_names_its_sender(sender: NodeId, step: int, exchange: int, running: bool) -> None:
+    sequencer = sequencer_of(A)
+    if running:
+        sequencer.begin(step_of())
     with pytest.raises(MemberFaultError) as caught:
-        sequencer.take_step()
-    assert caught.value.node == C
+        sequencer.check_early(sender, step, exchange)
+    assert caught.value.node == sender
 
 
 def test_second_step_before_the_first_is_over_is_a_fault() -> None:
