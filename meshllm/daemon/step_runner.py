@@ -83,10 +83,12 @@ class StepRunner:
                 continue
             if communicator.exchange != exchange:
                 exchange, since = communicator.exchange, now - YIELD_S
+            late = [self._ranks[rank] for rank in communicator.missing()]
             if now - since > limit_s:
-                (hung, *_) = [self._ranks[rank] for rank in communicator.missing()] or self.links.unsent_nodes
+                (hung, *_) = late or self.links.unsent_nodes
                 raise HungMemberError(hung, f"did not do its part of a step within {limit_s:.1f} s")
-            await self.links.wait(since, since + limit_s, may_sleep=may_sleep)
+            unread = [node for node in self.other_ranks if node not in late]
+            await self.links.wait(since, since + limit_s, may_sleep=may_sleep, unread=unread)
         self._exchange_s = engine.communicator.exchange_s
         return engine.candidates()
 
