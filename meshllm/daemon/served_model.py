@@ -156,7 +156,9 @@ class ModelFollower:
 
     def _stamp(self) -> tuple[str | None, ...]:
         """Changes when looking again may find something else."""
-        paths = [self._store.folder / "index.json", *sorted(self._store.folder.glob("*.gguf"))]
+        paths = [self._store.folder / "index.json"]
+        with contextlib.suppress(OSError):  # no descriptor is left, or the folder went while it was read
+            paths += sorted(self._store.folder.glob("*.gguf"))
         if self._wanted is not None and ("/" in self._wanted or self._wanted.endswith(".gguf")):
             paths.append(Path(self._wanted).expanduser())
         return tuple(_identity(path) for path in paths)

@@ -132,7 +132,7 @@ class Discovery:
         failing = told = False
         try:
             while True:
-                chosen = choose_interfaces(self._read_interfaces(), self._patterns)
+                chosen = self._choose()
                 if self._patterns and not chosen and not told:
                     told = True
                     self._report("interfaces_failed", f"none is up that fits --interface {', '.join(self._patterns)}")
@@ -144,6 +144,13 @@ class Discovery:
             self._stopping = True
             with trio.move_on_after(GOODBYE_TIMEOUT_S, shield=True):
                 await trio.to_thread.run_sync(self._close, abandon_on_cancel=True)
+
+    def _choose(self) -> tuple[Interface, ...]:
+        """What is chosen stays where the system does not tell: it takes a socket to ask it, and none may be left."""
+        try:
+            return choose_interfaces(self._read_interfaces(), self._patterns)
+        except OSError:
+            return self._chosen
 
     async def _apply(self, chosen: tuple[Interface, ...], token: trio.lowlevel.TrioToken) -> bool:
         self._chosen = chosen
