@@ -49,6 +49,8 @@ void meshllm_link_free(struct meshllm_link *link) {
     free(link);
 }
 
+void meshllm_link_close(struct meshllm_link *link) { link->fd = -1; } // EBADF, whoever has the number next
+
 void meshllm_link_limit(struct meshllm_link *link, size_t frame_limit) {
     link->frame_limit = frame_limit < INT_MAX / 2 ? frame_limit : INT_MAX / 2;
 }

@@ -157,6 +157,7 @@ struct meshllm_communicator; // the ranks that run one program's steps together
 // No function of a link waits.
 int meshllm_link_new(struct meshllm_link **link, int fd, uint32_t aes, const uint8_t *send_key, const uint8_t *receive_key);
 void meshllm_link_free(struct meshllm_link *link);
+void meshllm_link_close(struct meshllm_link *link); // its socket is about to be closed: nothing is sent or received from now on
 void meshllm_link_limit(struct meshllm_link *link, size_t frame_limit); // bytes of the largest body that may come
 // Seals a body as the next frame and sends what the socket takes; flush sends the rest.
 int meshllm_link_send(struct meshllm_link *link, size_t n, const void *body);

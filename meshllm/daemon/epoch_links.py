@@ -53,9 +53,7 @@ class EpochLinks:
         if node not in self._missing:  # proven already, or no member
             command.sock.close()
             return
-        if (old := self._fresh.pop(node, None)) is not None:
-            old.scope.cancel()
-            old.link.close()
+        self._drop(node)
         fresh = _Fresh(DataLink(command.sock, command.keys, self._frame_limit), trio.CancelScope())
         self._fresh[node] = fresh
         nursery.start_soon(self._prove, node, fresh)
@@ -78,10 +76,8 @@ class EpochLinks:
 
     def close(self, leave: Leave) -> None:
         """Tells the members why, as far as their sockets take it, and closes everything."""
-        for fresh in self._fresh.values():
-            fresh.scope.cancel()
-            fresh.link.close()
-        self._fresh.clear()
+        for node in tuple(self._fresh):
+            self._drop(node)
         body = encode_body(leave)
         for node in self.group.nodes:
             try:
@@ -90,18 +86,28 @@ class EpochLinks:
                 continue
         self.group.close()
 
+    def _drop(self, node: NodeId) -> None:
+        """Its fresh link is not wanted any more; the task that proves it closes it, for it may be about to use it."""
+        if (fresh := self._fresh.pop(node, None)) is not None:
+            fresh.scope.cancel()
+
     async def _prove(self, node: NodeId, fresh: _Fresh) -> None:
-        link = fresh.link
-        with fresh.scope:
-            try:
-                with trio.fail_after(PROOF_TIMEOUT_S):
-                    await self._exchange_ready(node, link)
-            except (LinkLostError, RemoteProtocolError, trio.TooSlowError):
+        proven = False
+        try:
+            with fresh.scope, trio.fail_after(PROOF_TIMEOUT_S):
+                await trio.lowlevel.checkpoint_if_cancelled()
+                await self._exchange_ready(node, fresh.link)
+                proven = self._fresh.get(node) is fresh  # it may have been dropped since it was last cancellable
+        except (LinkLostError, RemoteProtocolError, trio.TooSlowError):
+            pass
+        finally:
+            if self._fresh.get(node) is fresh:
                 del self._fresh[node]
-                link.close()
-                return
-            del self._fresh[node], self._missing[node]
-            self.group.add(node, link)
+            if not proven:
+                fresh.link.close()
+        if proven:
+            del self._missing[node]
+            self.group.add(node, fresh.link)
             self._changed.set()
 
     async def _exchange_ready(self, node: NodeId, link: DataLink) -> None:

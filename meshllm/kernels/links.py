@@ -58,6 +58,10 @@ class SealedLink:
         self._frame_limit = 0
         self.admit(frame_limit)
 
+    def close(self) -> None:
+        """The socket is about to be closed: sending and receiving fail from now on, whoever gets its number next."""
+        lib.meshllm_link_close(self._link)
+
     def admit(self, frame_limit: int) -> None:
         """Take bodies up to frame_limit bytes from now on."""
         self._frame_limit = frame_limit

@@ -58,4 +58,5 @@ class DataLink(SealedLink):
 
     def close(self) -> None:
         """Closes the socket; what is unsent is dropped. May be called again."""
+        super().close()
         self._sock.close()

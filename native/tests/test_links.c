@@ -82,6 +82,8 @@ static void test_what_is_no_frame_of_the_other_end_is_refused(void) {
     shutdown(p.fd[0], SHUT_RDWR);
     CHECK(status_of(&p, 0, wire) == MESHLLM_LINK_CLOSED);
     CHECK(meshllm_link_send(p.link[1], 4, "gone") == MESHLLM_LINK_FAILED);
+    meshllm_link_close(p.link[0]); // its descriptor may be another's by now
+    CHECK(meshllm_link_send(p.link[0], 4, "gone") == MESHLLM_LINK_FAILED);
     pair_free(&p);
 }
 
