@@ -33,6 +33,7 @@ class _Target:
     node: NodeId | None
     addresses: dict[Address, AddressSource] = field(default_factory=dict)
     failures: int = 0
+    reason: str | None = None  # of the last one
     dialing: bool = False
     next_at: float = 0.0
 
@@ -95,13 +96,14 @@ class AddressBook:
         elif target.static:
             target.node = node
 
-    def failed(self, key: str, now: float) -> None:
+    def failed(self, key: str, now: float, reason: str | None = None) -> None:
         """The dial of `key` ended without a Hello."""
         target = self._targets.get(key)
         if target is None:
             return
         target.dialing = False
         target.failures += 1
+        target.reason = reason or target.reason
         target.next_at = now + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(target.failures - 1, 10))
         learnt = all(source == "peer" for source in target.addresses.values())
         if learnt and not target.static and target.failures >= LONG_PAUSES:
@@ -134,6 +136,11 @@ class AddressBook:
         """Devices known by address, for `status`: ids with one address each."""
         nodes = [(t.node, next(iter(t.addresses))) for t in self._targets.values() if t.node and t.addresses]
         return sorted(dict(nodes).items())
+
+    def unreached(self) -> list[tuple[str, Address, str | None]]:
+        """Static addresses behind which nobody was found yet: keys, addresses, why not."""
+        found = [t for t in self._targets.values() if t.static and t.node is None and t.failures]
+        return [(target.key, next(iter(target.addresses)), target.reason) for target in found]
 
 
 def may_pass_on(address: Address, receiver: Address) -> bool:

@@ -155,6 +155,8 @@ class Driver:
             if current.layout.left_out != layout.left_out:
                 self._annotate(current, msgspec.structs.replace(current.layout, left_out=layout.left_out))
         elif fits_beside(self._offers.values(), layout, situation):
+            for offer in [o for o in self._offers.values() if o.state is OfferState.FINISHING]:
+                self._end(offer, "another layout follows already")  # two are enough; its answers go on in the next
             self._offer(layout, now)
         else:
             self._when_idle = layout

@@ -90,7 +90,7 @@ class Node:
     def dial_failed(self, key: str, reason: str, now: float) -> None:
         """No address of a Dial answered. It is tried again later, ever more seldom."""
         if self._begin(now):
-            self._sessions.book.failed(key, self._now)
+            self._sessions.book.failed(key, self._now, reason)
             self._out.report("dial_failed", target=key, reason=reason)
             self._review()
 
@@ -206,7 +206,7 @@ class Node:
         self._driver.end_all(f"'{self._config.name}' stopped: {reason}")
         for entry in self._epochs.all():
             self._epochs.step(entry, EpochEvent.END, reason)
-        self._roots.fail_all(f"this daemon is stopping: {reason}", UNAVAILABLE)
+        self._roots.fail_all("this daemon is stopping: ask again when it runs", UNAVAILABLE)
         for _, peer in self._members.alive():
             self._out.send(peer.link, Goodbye(reason))
         for link in self._sessions.all_links():

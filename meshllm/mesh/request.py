@@ -23,7 +23,7 @@ from meshllm.mesh.outbox import Outbox
 UNAVAILABLE: Final = "unavailable"  # errors.UnavailableError
 MOVED: Final = "moved"  # between daemons only: not the driver (any more); the root looks for another
 LOST: Final = "lost"  # between daemons only: its epoch is over; the root submits it again, with what it has
-MAX_REPLAYS: Final = 3  # without a token between them: then it may be the request that breaks epochs
+MAX_REPLAYS: Final = 6  # without a token between them: then it may be the request that breaks epochs
 LONGEST_WAIT_S: Final = 120.0  # for a layout that is being prepared
 LOOK_AGAIN_S: Final = 1.0
 

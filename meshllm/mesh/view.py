@@ -29,6 +29,7 @@ def make_view(
     for node, address in sessions.book.known():
         if node not in known:
             peers.append(_unmet(node, address))
+    peers += [_unmet(NodeId(key), address, reason) for key, address, reason in sessions.book.unreached()]
     state, detail = _state(config, planning, members, in_force, is_preparing=is_preparing)
     reasons = dict(layout.left_out) if layout else {}
     return NodeView(
@@ -102,13 +103,13 @@ def _reason(node: NodeId, peer: Peer, model: ModelFacts | None, layout: Layout |
     return dict(layout.left_out).get(node) if layout else None
 
 
-def _unmet(node: NodeId, address: tuple[str, int]) -> PeerView:
+def _unmet(node: NodeId, address: tuple[str, int], reason: str | None = None) -> PeerView:
     return PeerView(
         node=node,
         name=node,
         address=address,
         state="connecting",
-        reason=None,
+        reason=reason,
         build=None,
         model=None,
         model_name=None,

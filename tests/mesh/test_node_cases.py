@@ -510,7 +510,7 @@ def test_clean_stop_tells_everyone_and_is_final() -> None:
     cluster.run(0.3)
     one.call(lambda node, now: node.shutdown("told to stop", now))
     assert isinstance(running.ended, Failed)
-    assert "told to stop" in running.ended.reason
+    assert "this daemon is stopping" in running.ended.reason
     assert one.node is not None
     assert one.data is not None
     assert not one.data.epochs

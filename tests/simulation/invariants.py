@@ -13,7 +13,7 @@ from meshllm.mesh.messages import Epoch, Failed, Finished, RequestId, Submit, To
 REASONS = (
     "no layout came into force",
     "this daemon is stopping",
-    "no token came in 3 attempts",
+    "no token came in 6 attempts",
     "serves another model",
     "cannot go on with its model",
 )

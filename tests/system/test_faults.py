@@ -114,6 +114,9 @@ def test_stranger_with_another_secret_stays_outside(mesh: Mesh, smollm2_path) ->
         assert "stranger" not in {peer.name for peer in daemon.status().peers}
         assert serves(daemon.status(), 2)
     assert len(first.complete(PROMPT, 4)["token_ids"]) == 4
+    (unmet,) = [peer for peer in stranger.status().peers if peer.state == "connecting"]
+    assert unmet.name == f"127.0.0.1:{first.port}"
+    assert "another mesh" in (unmet.reason or "")
 
 
 GARBAGE = [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(5000), b"\x16\x03\x01\xff\xff" + bytes(70000), b"SSH-2.0-x\r\n"]
