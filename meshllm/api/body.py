@@ -18,10 +18,11 @@ import trio
 from starlette.requests import ClientDisconnect, Request
 
 from meshllm.api.streams import ClientGoneError
-from meshllm.errors import InvalidRequestError, MeshLLMError
+from meshllm.errors import InvalidRequestError, MeshLLMError, UnavailableError
 
 MAX_BODY_BYTES: Final = 16 << 20  # a prompt of a million token ids is 8 MB
 MAX_DRAINED_BYTES: Final = 64 << 20  # of a body that is refused for its size
+MAX_ALL_BYTES: Final = 64 << 20  # of all bodies that are arriving
 BODY_TIMEOUT_S: Final = 20.0  # for the whole body
 
 T = TypeVar("T")
@@ -54,8 +55,20 @@ async def read_request(request: Request, kind: type[T]) -> T:
     return decode_body(await read_body(request), kind)
 
 
+class _Arriving:
+    """Bytes that all requests together have sent of bodies which are not whole."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+
+
+_ARRIVING: Final = _Arriving()
+
+
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises one of the errors above or ClientGoneError."""
+    """The whole body. Raises one of the errors above, UnavailableError where too much arrives at once, or
+    ClientGoneError.
+    """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise EncodedBodyError(f'Content-Encoding "{encoding}" is not taken: send the body as it is')
@@ -72,10 +85,16 @@ async def read_body(request: Request) -> bytes:
                 n_bytes += len(chunk)
                 if n_bytes > MAX_DRAINED_BYTES:
                     break
-                if n_bytes <= MAX_BODY_BYTES:
-                    body += chunk
+                if n_bytes > MAX_BODY_BYTES:
+                    continue
+                body += chunk
+                _ARRIVING.n_bytes += len(chunk)
+                if _ARRIVING.n_bytes > MAX_ALL_BYTES:
+                    raise UnavailableError("too many large requests arrive at once: send this one again")
         except ClientDisconnect:
             raise ClientGoneError from None
+        finally:
+            _ARRIVING.n_bytes -= len(body)
         if n_bytes > MAX_BODY_BYTES:  # told when all of it was read: most clients read no answer before
             raise too_large
         return bytes(body)

@@ -10,6 +10,7 @@ No upgrade is made (WebSocket, HTTP/2): the answer is HTTP/1.1's. HTTP/2 alone i
 from __future__ import annotations
 
 import math
+import re
 from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
@@ -31,6 +32,7 @@ MAX_HEAD_BYTES: Final = 16 << 10
 MAX_AHEAD_BYTES: Final = 64 << 10  # of further requests while one is answered; with more, none of them is
 MAX_RECEIVE_BYTES: Final = 64 << 10
 
+_ABSOLUTE: Final = re.compile(rb"(?i)^https?://[^/?]*")  # the form that proxies are sent: RFC 9112, 3.2.2
 _FAULTS: Final = {  # h11's hint -> the words
     400: ("the request is no HTTP/1.1: check its first line, its headers and how it frames its body", "bad_request"),
     414: ("the request's head is too long", "uri_too_long"),
@@ -101,7 +103,10 @@ class Http1:
             self._is_new = False
             if isinstance(event, h11.Request) and not event.http_version.startswith(b"1."):  # HTTP/2's preface
                 raise RefusedError(505, "only HTTP/1.1 is spoken here", "http_version_not_supported")
-            return event if isinstance(event, h11.Request) else None
+            if not isinstance(event, h11.Request):
+                return None
+            self._is_last |= {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}
+            return event
         self.idle_since = math.inf
         if begun and not self._is_last:
             words = f"the request's head did not arrive within {HEAD_TIMEOUT_S:g} s: send it at once"
@@ -122,7 +127,7 @@ class Http1:
         return True
 
     def _scope(self, request: h11.Request) -> Scope:
-        path, _, query = request.target.partition(b"?")
+        path, _, query = _ABSOLUTE.sub(b"", request.target).partition(b"?")
         server = self._stream.socket.getsockname()
         return {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": request.http_version.decode(),

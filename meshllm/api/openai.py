@@ -97,7 +97,7 @@ class Common(msgspec.Struct, kw_only=True):
 class CompletionRequest(Common, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[int | str]
+    prompt: str | list[int | str | list[int]]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -117,9 +117,9 @@ class CompletionRequest(Common, kw_only=True):
         tokens = [part for part in self.prompt if isinstance(part, int)]
         if len(tokens) == len(self.prompt):
             return tokens
-        if len(self.prompt) == 1 and isinstance(self.prompt[0], str):
+        if len(self.prompt) == 1 and not isinstance(self.prompt[0], int):
             return self.prompt[0]
-        raise InvalidRequestError("prompt holds several texts: send one request for each", "prompt")
+        raise InvalidRequestError("prompt holds several prompts: send one request for each", "prompt")
 
 
 class ResponseFormat(msgspec.Struct):

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import resource
+import select
 import socket
 import struct
 import time
@@ -151,7 +152,7 @@ def test_an_upgrade_to_http_2_is_not_made(api: Api) -> None:
     assert got.startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("prompt", [[], [-1], [49152], [2**40], ["a", "b"], "", 5, [1, "a"], None])
+@pytest.mark.parametrize("prompt", [[], [-1], [49152], [2**40], ["a", "b"], "", 5, [1, "a"], None, [[1], [2]], [[]]])
 def test_prompts_that_cannot_be_are_refused(api: Api, prompt: object) -> None:
     answer = api.complete(prompt)
     assert answer.status == 400
@@ -228,6 +229,36 @@ def test_api_09_packed_and_doubly_framed_bodies_are_refused(api: Api, header: st
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n{header}\r\n\r\n"
     got = api.raw(head.encode() + content)
     assert got.startswith(f"HTTP/1.1 {status}".encode()), got[:200]
+
+
+def test_api_09_what_follows_a_doubly_framed_body_is_no_request(api: Api) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+    got = api.raw(head.encode() + b"2\r\n{}\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert got.count(b"HTTP/1.1 ") == 1
+    assert b"connection: close" in got.lower()
+
+
+def test_api_09_all_bodies_together_have_a_limit(api: Api) -> None:
+    """Clients that keep most of a body back do not take the memory of the device."""
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {16 << 20}\r\n\r\n".encode()
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(5)]
+    try:
+        for client in clients:
+            client.settimeout(20)
+            client.connect(str(api.daemon.socket))
+            client.sendall(head + b" " * (15 << 20))
+        answered, _, _ = select.select(clients, [], [], 20)
+        assert b"503" in answered[0].recv(100)
+        assert len(answered) < 5
+    finally:
+        for client in clients:
+            client.close()
+    assert api.request("POST", CHAT, b" " * (15 << 20)).status == 400  # there is room again
+
+
+def test_api_09_target_may_be_absolute(api: Api) -> None:
+    got = api.raw(b"GET http://x/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert got.startswith(b"HTTP/1.1 200")
 
 
 def test_api_09_head_is_answered_without_a_body(api: Api) -> None:
