@@ -197,13 +197,16 @@ def default_socket(environment: Mapping[str, str], uid: int) -> Path:
 
 
 def client_sockets(environment: Mapping[str, str], uid: int | None = None) -> tuple[Path, ...]:
-    """Where a command looks for the daemon: MESHLLM_SOCKET alone if set, else the user's own, then the system's.
+    """Where a command looks for the daemon: MESHLLM_SOCKET alone if set, else that of MESHLLM_STATE_DIR, else the
+    user's own, then the system's.
 
     Raises ConfigError for a variable that is nearly one of ours: the answer would be another daemon's.
     """
     _refuse_slips(environment)
     if environment.get("MESHLLM_SOCKET"):
         return (Path(environment["MESHLLM_SOCKET"]).expanduser().absolute(),)
+    if environment.get("MESHLLM_STATE_DIR"):  # as a daemon with this variable
+        return (Path(environment["MESHLLM_STATE_DIR"]).expanduser().absolute() / "meshllm.sock",)
     own = default_socket(environment, os.geteuid() if uid is None else uid)
     return tuple(dict.fromkeys((own, Path("/run/meshllm/meshllm.sock"))))
 

@@ -78,7 +78,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 def _number(low: int, high: int, *, zero: Literal["refused", "none"] = "refused") -> Callable[[object], int | None]:
     def read(value: object) -> int | None:
-        if isinstance(value, str) and re.fullmatch(r"\s*\d{1,12}\s*", value):
+        if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,12}\s*", value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError("expected a whole number")

@@ -22,7 +22,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     heads: tuple[int, int]
     ffn: tuple[int, int]
     vocab: tuple[int, int]
-    bytes: int
+    bytes: int  # of weights
+    cache_bytes: int = 0  # of the KV cache when full
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):

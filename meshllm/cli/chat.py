@@ -19,6 +19,7 @@ from meshllm.cli.options import client_of, sampling_body, sampling_options, sock
 from meshllm.cli.text import closing_line
 from meshllm.errors import ContextLengthError, MeshLLMError, NoDaemonError
 
+TEMPERATURE = 0.7
 COMMANDS = ("/new", "/help", "/quit")
 HELP = "/new starts over, /quit or ^D ends, ^C stops an answer; a line that ends with \\ goes on in the next"
 
@@ -29,10 +30,10 @@ HELP = "/new starts over, /quit or ^D ends, ^C stops an answer; a line that ends
 @click.option("--system", metavar="TEXT", help="System message.")
 @sampling_options
 def chat(socket: Path | None, model: str | None, system: str | None, **sampling: object) -> None:
-    """Talk, with the conversation kept."""
+    """Talk, with the conversation kept. --temperature is 0.7 if not given."""
     client = client_of(socket)
-    client.get("/health")  # better to hear now that there is no daemon than after typing
-    body = sampling_body({"temperature": 0.7, **{k: v for k, v in sampling.items() if v is not None}})
+    client.get("/v1/models")  # better to hear now that there is no daemon than after typing
+    body = sampling_body({"temperature": TEMPERATURE, **{k: v for k, v in sampling.items() if v is not None}})
     if model is not None:
         body["model"] = model
     opening: list[Json] = [{"role": "system", "content": text_of_argument(system)}] if system else []
@@ -86,9 +87,9 @@ def _turn(client: DaemonClient, body: dict[str, Json], messages: list[Json], lin
     asked: list[Json] = [*messages, {"role": "user", "content": line}]
     try:
         answer = _interruptible(client, {**body, "messages": asked})
-    except NoDaemonError:
-        raise
     except MeshLLMError as error:
+        if isinstance(error, NoDaemonError) or not sys.stdin.isatty():  # a pipe goes on talking to nobody
+            raise
         hint = "; /new starts over" if isinstance(error, ContextLengthError) else ""
         say(f"{error}{hint}")
         return messages

@@ -55,7 +55,7 @@ SAMPLING: Mapping[str, click.Option] = {
         ["--temperature"],
         type=_FiniteRange(0, MAX_TEMPERATURE),
         metavar="T",
-        help="0 takes the likeliest token each time.",
+        help="0 takes the likeliest token each time, whatever the next ones say.",
     ),
     "top_p": click.Option(
         ["--top-p"], type=_FiniteRange(0, 1, min_open=True), metavar="P", help="Draw from the likeliest P."

@@ -111,7 +111,7 @@ def _memory(peer: PeerStatus) -> Text:
     known = peer.memory_bytes if peer.memory_bytes is not None else peer.free_bytes
     if peer.slice is None and known is None:
         return Text("-", "dim")
-    used = in_bytes(peer.slice.bytes) if peer.slice else "0"
+    used = in_bytes(peer.slice.bytes + peer.slice.cache_bytes) if peer.slice else "0"
     return Text.assemble(used, (f" of {in_bytes(known)}" if known is not None else "", "dim"))
 
 

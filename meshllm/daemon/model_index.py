@@ -67,6 +67,7 @@ class IndexFile:
     def change(self) -> Iterator[ModelIndex]:
         """The index, to be changed: written back when the block ends without an error. Raises ConfigError."""
         try:
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._folder / "partial").mkdir(parents=True, exist_ok=True)
             with (self._folder / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -136,6 +136,7 @@ def _slice_status(layout: Layout | None, node: NodeId) -> SliceStatus | None:
         ffn=(part.ffn.start, part.ffn.stop),
         vocab=(part.vocab.start, part.vocab.stop),
         bytes=share.slice_bytes,
+        cache_bytes=share.cache_bytes,
     )
 
 

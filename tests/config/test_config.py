@@ -155,6 +155,7 @@ def test_commands_find_the_daemon_of_the_user_and_of_the_system_sock_03() -> Non
     found = client_sockets({**HOME, "XDG_RUNTIME_DIR": "/run/user/1000"}, uid=1000)
     assert [str(path) for path in found] == ["/run/user/1000/meshllm/meshllm.sock", "/run/meshllm/meshllm.sock"]
     assert [str(path) for path in client_sockets({"MESHLLM_SOCKET": "/x.sock"}, uid=1000)] == ["/x.sock"]
+    assert [str(path) for path in client_sockets({"MESHLLM_STATE_DIR": "/srv/two"}, uid=0)] == ["/srv/two/meshllm.sock"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -28,6 +30,12 @@ def test_start_needs_no_model_no_peers_and_no_network(need_namespaces: None, tmp
         assert "meshllm pull" in (status.detail or "")
         error = error_of(lambda: daemon.complete("x", 1))
         assert error.exit_code == 4
+        chat = subprocess.run(
+            [sys.executable, "-m", "meshllm.cli.main", "chat", "--socket", str(daemon.socket)],
+            input="hello\n", capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert chat.returncode == 4
+        assert "meshllm pull" in chat.stderr
         assert daemon.stop() == 0
 
 
