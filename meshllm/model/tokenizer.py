@@ -192,6 +192,10 @@ def _bpe_merger(gguf: GgufFile, vocabulary: Vocabulary, pre: PreTokenizer) -> to
         gguf.refuse(f"tokenizer.ggml.merges is {found}: convert the model again with a current converter")
     ids = vocabulary.of_kind(TokenKind.NORMAL, TokenKind.USER_DEFINED)
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+    unknown = next((left + right for left, right in merges if left + right not in ids), None)
+    if unknown is not None:  # the library would panic, which ends more than this call
+        words = f"it makes {unknown!r}, which is none"
+        gguf.refuse(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens ({words}): convert the model again")
     try:
         model = models.BPE(ids, merges, ignore_merges=pre.ignore_merges)
     except Exception as error:  # the library raises its base class and nothing finer; the text names the merge

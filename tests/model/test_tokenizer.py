@@ -222,6 +222,7 @@ def test_cost_of_encoding_grows_with_length_alone(family: str, unit: str, model_
     [
         ("tokenizer.ggml.model", "bert", "tokenizer.ggml.model is 'bert'"),
         ("tokenizer.ggml.merges", ["a c"], "tokenizer.ggml.merges does not fit"),
+        ("tokenizer.ggml.merges", ["b a"], "it makes 'ba', which is none"),
         ("tokenizer.ggml.token_type", [1, 1], "token_type has 2 entries for 4 tokens"),
         ("tokenizer.ggml.eos_token_id", 4, "eos_token_id is 4, expected an id under 4"),
         ("tokenizer.ggml.eos_token_id", "3", "eos_token_id is str, expected an integer"),
