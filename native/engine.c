@@ -63,7 +63,7 @@ int meshllm_matmul(struct meshllm_engine *engine, float *out, const struct meshl
         return MESHLLM_BAD_ARGUMENT;
     struct product p = {.kernels = engine->kernels, .out = out, .in = in, .n_tokens = n_tokens,
                         .matrix = {weight->format, weight->n_rows, weight->n_cols, weight->data}};
-    if (weight->format == MESHLLM_F32 || weight->format == MESHLLM_F16) {
+    if (format_is_float(weight->format)) {
         multiply(engine, &p);
         return MESHLLM_OK;
     }

@@ -3,7 +3,7 @@
 // Nothing here allocates, locks or fails: sizes are checked once when a program is made.
 #ifndef MESHLLM_KERNELS_H
 #define MESHLLM_KERNELS_H
-#include "meshllm.h"
+#include "formats.h"
 
 // Quantized activations, rows of n_cols values (a multiple of 32): value = scales[block] * values[k], |values| <= 127.
 struct q8_rows {
@@ -60,6 +60,4 @@ struct meshllm_engine {
 
 // pack.c: meshllm_packed_size and meshllm_pack for a panel height.
 size_t packed_size(uint32_t panel_rows, uint32_t format, uint32_t n_rows, uint32_t n_cols);
-// formats.c: bytes of n_cols values of a format in a file; 0 if the format is unknown or n_cols is no multiple of its block.
-size_t format_row_size(uint32_t format, uint32_t n_cols);
 #endif

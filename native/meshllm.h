@@ -37,7 +37,16 @@ enum meshllm_format {
     MESHLLM_F16 = 1,
     MESHLLM_Q4_0 = 2,
     MESHLLM_Q4_1 = 3,
+    MESHLLM_Q5_0 = 6,
+    MESHLLM_Q5_1 = 7,
     MESHLLM_Q8_0 = 8,
+    MESHLLM_Q2_K = 10,
+    MESHLLM_Q3_K = 11,
+    MESHLLM_Q4_K = 12,
+    MESHLLM_Q5_K = 13,
+    MESHLLM_Q6_K = 14,
+    MESHLLM_IQ4_NL = 20,
+    MESHLLM_BF16 = 30,
 };
 
 // How partial sums travel between ranks.

@@ -1,20 +1,36 @@
-// Rows of a file -> panels, the layout that the matmul kernels stream. A panel holds R rows. For quantized formats it is a
-// run of blocks of 32 columns, each R f16 scales (Q4_1: and R f16 minima), then groups of four bytes of each row in turn:
-// byte group g of row r of the file's block stands at (g * R + r) * 4. The same bytes as in the file, transposed.
-// For F16 and F32 it is [n_cols][R] values. Rows past the last are zeros. A cut is packed straight into its place.
+// Rows of a file -> panels, the layout that the matmul kernels stream. A panel holds R rows. For quantized formats it is a run of
+// super-blocks of SPAN columns: 32, or 256 for K formats. Each is
 //
-// A panel is written front to back, its R rows read side by side, each loop with a constant R and single moves for copies: 4 to 6
-// GB/s on one thread where memcpy reaches 6 to 8; a row after the other reached 2 to 3.5, with R cache lines written at a time.
+//     R f16 scales, then (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K) R f16 minima
+//     for each 32 columns: n_bytes times R bytes (K: scales and minima, see below), then n_groups times R times four bytes
+//
+// so that byte group g of row r stands at (g * R + r) * 4. Groups are what dot products take: four nibbles of columns 4g to 4g + 3 (low)
+// and 16 + 4g to 16 + 4g + 3 (high); bytes for Q8_0; and before them, planes with the bits above a nibble:
+//
+//     one bit (Q5, Q3_K's third): bit s of byte p belongs to column 4s + p
+//     two bits (Q6_K's upper two, all that Q2_K and Q3_K have but that third): two planes; bits 2t, 2t + 1 of byte p of plane i to
+//     column 16i + 4t + p
+//
+// Bytes of 32 columns: a scale and a minimum (Q4_K, Q5_K); a scale for each 16 (Q6_K, Q3_K); the same with a minimum above (Q2_K).
+// For F16, BF16 and F32 a panel is [n_cols][R] values. Rows past the last are zeros. A cut is packed straight into its place.
+//
+// A panel of a format whose bytes are only moved is written front to back, its R rows read side by side, each loop with a constant R and
+// single moves for copies: 4 to 6 GB/s on one thread where memcpy reaches 6 to 8; a row after the other reached 2 to 3.5, with R cache
+// lines written at a time.
 #include <stdbool.h>
 #include <string.h>
 
 #include "blocks.h"
 #include "kernels.h"
+#include "packing.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 static size_t panel_size(uint32_t panel_rows, uint32_t format, uint32_t n_cols) {
-    return panel_rows * format_row_size(format, n_cols); // a transpose: no byte more than the rows had
+    if (!format_row_size(format, n_cols)) return 0;
+    if (format_is_float(format)) return panel_rows * format_row_size(format, n_cols);
+    struct packing p = packing_of(format);
+    return panel_rows * (n_cols / p.span * packed_row_bytes(p));
 }
 
 size_t packed_size(uint32_t panel_rows, uint32_t format, uint32_t n_rows, uint32_t n_cols) {
@@ -48,19 +64,71 @@ ALWAYS_INLINE void pack_blocks(uint8_t *out, size_t n_heads, size_t n_groups, co
     }
 }
 
+// --- formats whose bits are put in another order
+
+static uint8_t code_bits(const uint8_t *codes, int first, int step, int n, int shift, int mask, int width) {
+    uint8_t byte = 0; // of codes first, first + step, ...: their bits from `shift` on
+    for (int i = 0; i < n; i++) byte |= (uint8_t)((codes[first + i * step] >> shift & mask) << (i * width));
+    return byte;
+}
+
+// The groups of 32 codes, planes first.
+static void make_groups(uint8_t groups[][4], uint32_t format, const uint8_t *codes) {
+    int two = format == MESHLLM_Q6_K ? 4 : 0, at = 0; // where the bits of a plane of two stand in a code
+    bool has_two = format == MESHLLM_Q6_K || format == MESHLLM_Q3_K || format == MESHLLM_Q2_K;
+    int one = format == MESHLLM_Q3_K ? 2 : format == MESHLLM_Q5_0 || format == MESHLLM_Q5_1 || format == MESHLLM_Q5_K ? 4 : 0;
+    for (int i = 0; i < 2 && has_two; i++, at++)
+        for (int p = 0; p < 4; p++) groups[at][p] = code_bits(codes, 16 * i + p, 4, 4, two, 3, 2);
+    for (int p = 0; p < 4 && one; p++) groups[at][p] = code_bits(codes, p, 4, 8, one, 1, 1);
+    at += one != 0;
+    if (format == MESHLLM_Q3_K || format == MESHLLM_Q2_K) return;
+    for (int g = 0; g < 4; g++, at++)
+        for (int p = 0; p < 4; p++) groups[at][p] = (uint8_t)((codes[4 * g + p] & 15) | (codes[16 + 4 * g + p] & 15) << 4);
+}
+
+static void make_bytes(uint8_t bytes[2], uint32_t format, const struct plain_block *b, size_t s) {
+    const int8_t *scales = b->scales + 2 * s;
+    const uint8_t *mins = b->mins + 2 * s;
+    if (format == MESHLLM_Q2_K) bytes[0] = (uint8_t)(scales[0] | mins[0] << 4), bytes[1] = (uint8_t)(scales[1] | mins[1] << 4);
+    else bytes[0] = (uint8_t)scales[0], bytes[1] = format == MESHLLM_Q4_K || format == MESHLLM_Q5_K ? mins[0] : (uint8_t)scales[1];
+}
+
+static void pack_super_blocks(uint8_t *out, uint32_t format, const struct rows *rows, uint32_t n_cols) {
+    const struct packing p = packing_of(format);
+    size_t R = rows->panel_rows, sub_size = R * packed_sub_bytes(p);
+    for (size_t r = 0; r < rows->n_rows; r++) {
+        const uint8_t *block = rows->first + r * rows->stride;
+        uint8_t *to = out;
+        for (uint32_t k = 0; k < n_cols; k += p.span, block += format_block_size(format), to += R * packed_row_bytes(p)) {
+            struct plain_block b;
+            format_read_block(&b, format, block);
+            memcpy(to + 2 * r, &b.scale, 2);
+            if (p.n_heads == 2) memcpy(to + 2 * (R + r), &b.min, 2);
+            for (size_t s = 0; s < p.span / MESHLLM_BLOCK; s++) {
+                uint8_t *sub = to + 2 * p.n_heads * R + s * sub_size, groups[8][4], bytes[2];
+                make_bytes(bytes, format, &b, s);
+                make_groups(groups, format, b.codes + s * MESHLLM_BLOCK);
+                for (size_t i = 0; i < p.n_bytes; i++) sub[i * R + r] = bytes[i];
+                for (size_t g = 0; g < p.n_groups; g++) memcpy(sub + p.n_bytes * R + 4 * (g * R + r), groups[g], 4);
+            }
+        }
+    }
+}
+
 ALWAYS_INLINE void pack_panel(uint8_t *out, uint32_t format, const struct rows *rows, uint32_t n_cols) {
     switch (format) { // constants in each call: a loop of its own for each format
     case MESHLLM_F32: pack_values(out, 4, rows, n_cols); break;
-    case MESHLLM_F16: pack_values(out, 2, rows, n_cols); break;
-    case MESHLLM_Q4_0: pack_blocks(out, 1, 4, rows, n_cols); break;
+    case MESHLLM_F16: case MESHLLM_BF16: pack_values(out, 2, rows, n_cols); break;
+    case MESHLLM_Q4_0: case MESHLLM_IQ4_NL: pack_blocks(out, 1, 4, rows, n_cols); break;
     case MESHLLM_Q4_1: pack_blocks(out, 2, 4, rows, n_cols); break;
     case MESHLLM_Q8_0: pack_blocks(out, 1, 8, rows, n_cols); break;
+    default: pack_super_blocks(out, format, rows, n_cols);
     }
 }
 
 static void pack_whole_panel(uint8_t *out, uint32_t format, const uint8_t *first, size_t stride, size_t panel_rows, uint32_t n_cols) {
     switch (panel_rows) { // of the instruction sets; 16 for those to come
-    case 1: memcpy(out, first, format_row_size(format, n_cols)); break;
+    case 1: pack_panel(out, format, &(struct rows){first, stride, 1, 1}, n_cols); break;
     case 4: pack_panel(out, format, &(struct rows){first, stride, 4, 4}, n_cols); break;
     case 8: pack_panel(out, format, &(struct rows){first, stride, 8, 8}, n_cols); break;
     case 16: pack_panel(out, format, &(struct rows){first, stride, 16, 16}, n_cols); break;

@@ -66,7 +66,7 @@ static const char *operands_fault(const struct checked *c, const struct meshllm_
 
 static const char *matmul_fault(const struct checked *c, const struct meshllm_op *op) {
     const struct meshllm_weight *w = &c->weights[op->weight];
-    bool is_float = w->format == MESHLLM_F32 || w->format == MESHLLM_F16;
+    bool is_float = format_is_float(w->format);
     if (is_float != (c->buffers[op->in].kind == MESHLLM_BUFFER_F32)) return "the input's kind does not fit the weight's format";
     if (op->in == op->out) return "a product cannot overwrite its input";
     if (w->n_cols != c->buffers[op->in].width) return "the weight's columns are not the input's width";

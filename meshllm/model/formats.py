@@ -100,4 +100,21 @@ _BLOCKS: Final[dict[Format, tuple[int, int]]] = {
     Format.MXFP4: (32, 17),
 }
 
-RUNNABLE_FORMATS: Final = frozenset({Format.F32, Format.F16, Format.Q4_0, Format.Q4_1, Format.Q8_0})
+RUNNABLE_FORMATS: Final = frozenset(
+    {
+        Format.F32,
+        Format.F16,
+        Format.BF16,
+        Format.Q4_0,
+        Format.Q4_1,
+        Format.Q5_0,
+        Format.Q5_1,
+        Format.Q8_0,
+        Format.Q2_K,
+        Format.Q3_K,
+        Format.Q4_K,
+        Format.Q5_K,
+        Format.Q6_K,
+        Format.IQ4_NL,
+    }
+)

@@ -93,8 +93,10 @@ static void bench_product(const struct bench *bench, const char *format_name, ui
 
 static void bench_products(const struct bench *bench) {
     static const struct { const char *name; uint32_t format; } formats[] = {
-        {"q4_0", MESHLLM_Q4_0}, {"q4_1", MESHLLM_Q4_1}, {"q8_0", MESHLLM_Q8_0}, {"f16", MESHLLM_F16}, {"f32", MESHLLM_F32}};
-    for (size_t f = 0; f < 5; f++) {
+        {"q4_0", MESHLLM_Q4_0}, {"q4_1", MESHLLM_Q4_1}, {"q5_0", MESHLLM_Q5_0}, {"q5_1", MESHLLM_Q5_1}, {"q8_0", MESHLLM_Q8_0},
+        {"iq4_nl", MESHLLM_IQ4_NL}, {"q2_k", MESHLLM_Q2_K}, {"q3_k", MESHLLM_Q3_K}, {"q4_k", MESHLLM_Q4_K}, {"q5_k", MESHLLM_Q5_K},
+        {"q6_k", MESHLLM_Q6_K}, {"f16", MESHLLM_F16}, {"bf16", MESHLLM_BF16}, {"f32", MESHLLM_F32}};
+    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
         uint32_t n_rows = (uint32_t)(MEMORY / format_row_size(formats[f].format, 2048) / 2) & ~15u; // half the memory: a decode's stream
         for (uint32_t n = 1; n <= 8; n *= 2) bench_product(bench, formats[f].name, formats[f].format, n_rows, 2048, n);
         for (uint32_t n = 32; n <= 512; n *= 4) bench_product(bench, formats[f].name, formats[f].format, 2048, 2048, n);

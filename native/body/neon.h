@@ -37,10 +37,27 @@ ALWAYS_INLINE vi vi_add(vi a, vi b) { return vaddq_s32(a, b); }
 ALWAYS_INLINE vi vi_sub(vi a, vi b) { return vsubq_s32(a, b); }
 ALWAYS_INLINE vi vi_load(const uint8_t *p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
 ALWAYS_INLINE void vi_store(int32_t *p, vi a) { vst1q_s32(p, a); }
-
-// Group g of a block: four columns of each of the panel's four rows; of nibbles, the low ones of 16 bytes or the high ones.
-ALWAYS_INLINE int8x16_t group_of(const uint8_t *groups, uint32_t format, size_t g) {
-    if (format == MESHLLM_Q8_0) return vreinterpretq_s8_u8(vld1q_u8(groups + 16 * g));
-    uint8x16_t both = vld1q_u8(groups + 16 * (g % 4));
-    return vreinterpretq_s8_u8(g < 4 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4));
+ALWAYS_INLINE vi vi_and(vi a, vi b) { return vandq_s32(a, b); }
+ALWAYS_INLINE vi vi_or(vi a, vi b) { return vorrq_s32(a, b); }
+ALWAYS_INLINE vi vi_sub_bytes(vi a, vi b) { return vreinterpretq_s32_s8(vsubq_s8(vreinterpretq_s8_s32(a), vreinterpretq_s8_s32(b))); }
+ALWAYS_INLINE vi vi_set1_bytes(uint8_t a) { return vreinterpretq_s32_u8(vdupq_n_u8(a)); }
+ALWAYS_INLINE vi vi_shift_left(vi a, int n) { return vreinterpretq_s32_u8(vshlq_u8(vreinterpretq_u8_s32(a), vdupq_n_s8((int8_t)n))); }
+ALWAYS_INLINE vi vi_shift_right(vi a, int n) { return vi_shift_left(a, -n); }
+ALWAYS_INLINE vi vi_lookup(vi indices, const int8_t *table) {
+    return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s32(indices)));
 }
+ALWAYS_INLINE vi vi_load_u8(const uint8_t *p) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+}
+ALWAYS_INLINE vi vi_load_i8(const uint8_t *p) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
+}
+ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+
+#include "body/unpack.h"
+
+ALWAYS_INLINE int8x16_t bytes_of(const uint8_t *groups, uint32_t format, size_t s) { return vreinterpretq_s8_s32(group_of(groups, format, s)); }

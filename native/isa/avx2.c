@@ -51,6 +51,21 @@ ALWAYS_INLINE vi vi_sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 ALWAYS_INLINE vi vi_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 ALWAYS_INLINE void vi_store(int32_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
 
+ALWAYS_INLINE vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
+ALWAYS_INLINE vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
+ALWAYS_INLINE vi vi_sub_bytes(vi a, vi b) { return _mm256_sub_epi8(a, b); }
+ALWAYS_INLINE vi vi_set1_bytes(uint8_t a) { return _mm256_set1_epi8((char)a); }
+ALWAYS_INLINE vi vi_shift_left(vi a, int n) { return _mm256_slli_epi16(a, n); }
+ALWAYS_INLINE vi vi_shift_right(vi a, int n) { return _mm256_srli_epi16(a, n); }
+ALWAYS_INLINE vi vi_lookup(vi indices, const int8_t *table) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), indices);
+}
+ALWAYS_INLINE vi vi_load_u8(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+ALWAYS_INLINE vi vi_load_i8(const uint8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+
 ALWAYS_INLINE vi four_of(const int8_t *a) { // four activations, in every lane
     int32_t four;
     memcpy(&four, a, 4);
@@ -63,8 +78,7 @@ ALWAYS_INLINE vi in_turn(vi a) {
     return a;
 }
 
-// All 32 products of a row fit 16 bits, eight pairs in a lane: 8 * 2 * 15 * 127 = 30480. One widening for a block.
-ALWAYS_INLINE vi add_nibbles(vi sum, vi nibbles, vi four) { return in_turn(_mm256_add_epi16(sum, _mm256_maddubs_epi16(nibbles, four))); }
+ALWAYS_INLINE vi add_unsigned(vi pairs, vi w, vi four) { return in_turn(_mm256_add_epi16(pairs, _mm256_maddubs_epi16(w, four))); }
 
 // maddubs wants one side unsigned: |w| * sign(w) a. |-128| is 128 as unsigned, and 2 * 128 * 127 = 32512 fits 16 bits.
 ALWAYS_INLINE vi add_bytes(vi sum, vi w, vi four) {
@@ -72,20 +86,27 @@ ALWAYS_INLINE vi add_bytes(vi sum, vi w, vi four) {
     return in_turn(_mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
 }
 
-ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
-    const __m256i low = _mm256_set1_epi8(15);
-    for (size_t i = 0; i < n; i++) sums[i] = _mm256_setzero_si256();
-    for (size_t g = 0; g < (format == MESHLLM_Q8_0 ? 8 : 4); g++)
-        for (size_t i = 0; i < n; i++) { // group by group, so that weights unpacked for all tokens need no registers of their own
-            const int8_t *a = values + i * a_step + 4 * g;
-            __m256i w = vi_load(groups + i * w_step + 32 * g);
-            if (format == MESHLLM_Q8_0) sums[i] = add_bytes(sums[i], w, four_of(a));
-            else {
-                sums[i] = add_nibbles(sums[i], _mm256_and_si256(w, low), four_of(a));
-                sums[i] = add_nibbles(sums[i], _mm256_and_si256(_mm256_srli_epi16(w, 4), low), four_of(a + 16));
+#include "body/unpack.h"
+
+// Products of nibbles fit 16 bits, eight pairs in a lane: 8 * 2 * 15 * 127 = 30480. One widening for a block. Those of five bits need one
+// for each half: 4 * 2 * 31 * 127 = 31496.
+ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n,
+                              size_t first, size_t last) {
+    const bool five = format == MESHLLM_Q5_0 || format == MESHLLM_Q5_1 || format == MESHLLM_Q5_K;
+    vi pairs[2][TILE];
+    for (size_t i = 0; i < n; i++) sums[i] = pairs[0][i] = pairs[1][i] = _mm256_setzero_si256();
+    for (size_t g = 0; g < 4; g++)
+        for (size_t i = 0; i < n; i++) // group by group, so that weights unpacked for all tokens need no registers of their own
+            for (size_t half = first; half < last; half++) {
+                const size_t s = g + 4 * half;
+                vi w = group_of(groups + i * w_step, format, s), a = four_of(values + i * a_step + 4 * s), *p = &pairs[five ? s / 4 : 0][i];
+                if (has_signed_groups(format)) sums[i] = add_bytes(sums[i], w, a);
+                else *p = add_unsigned(*p, w, a);
             }
-        }
-    for (size_t i = 0; i < n && format != MESHLLM_Q8_0; i++) sums[i] = _mm256_madd_epi16(sums[i], _mm256_set1_epi16(1));
+    for (size_t i = 0; i < n && !has_signed_groups(format); i++) {
+        sums[i] = _mm256_madd_epi16(pairs[0][i], _mm256_set1_epi16(1));
+        if (five) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(pairs[1][i], _mm256_set1_epi16(1)));
+    }
 }
 
 #include "body/bodies.h"

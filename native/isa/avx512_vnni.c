@@ -41,6 +41,21 @@ ALWAYS_INLINE vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 ALWAYS_INLINE vi vi_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 ALWAYS_INLINE void vi_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
+ALWAYS_INLINE vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+ALWAYS_INLINE vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
+ALWAYS_INLINE vi vi_sub_bytes(vi a, vi b) { return _mm512_sub_epi8(a, b); }
+ALWAYS_INLINE vi vi_set1_bytes(uint8_t a) { return _mm512_set1_epi8((char)a); }
+ALWAYS_INLINE vi vi_shift_left(vi a, int n) { return _mm512_slli_epi16(a, (unsigned)n); }
+ALWAYS_INLINE vi vi_shift_right(vi a, int n) { return _mm512_srli_epi16(a, (unsigned)n); }
+ALWAYS_INLINE vi vi_lookup(vi indices, const int8_t *table) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), indices);
+}
+ALWAYS_INLINE vi vi_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+ALWAYS_INLINE vi vi_load_i8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+
 ALWAYS_INLINE vi four_of(const int8_t *a) { // four activations, in every lane
     int32_t four;
     memcpy(&four, a, 4);
@@ -52,19 +67,18 @@ ALWAYS_INLINE vi add_bytes(vi sum, vi w, vi four) {
     return _mm512_dpbusd_epi32(sum, _mm512_abs_epi8(w), _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), _mm512_setzero_si512(), four));
 }
 
-ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
-    const __m512i low = _mm512_set1_epi8(15);
+#include "body/unpack.h"
+
+ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n,
+                              size_t first, size_t last) {
     for (size_t i = 0; i < n; i++) sums[i] = _mm512_setzero_si512();
-    for (size_t g = 0; g < (format == MESHLLM_Q8_0 ? 8 : 4); g++)
-        for (size_t i = 0; i < n; i++) { // group by group, so that weights unpacked for all tokens need no registers of their own
-            const int8_t *a = values + i * a_step + 4 * g;
-            __m512i w = vi_load(groups + i * w_step + 64 * g);
-            if (format == MESHLLM_Q8_0) sums[i] = add_bytes(sums[i], w, four_of(a));
-            else {
-                sums[i] = _mm512_dpbusd_epi32(sums[i], _mm512_and_si512(w, low), four_of(a));
-                sums[i] = _mm512_dpbusd_epi32(sums[i], _mm512_and_si512(_mm512_srli_epi16(w, 4), low), four_of(a + 16));
+    for (size_t g = 0; g < 4; g++)
+        for (size_t i = 0; i < n; i++) // group by group, so that weights unpacked for all tokens need no registers of their own
+            for (size_t half = first; half < last; half++) {
+                const size_t s = g + 4 * half;
+                vi w = group_of(groups + i * w_step, format, s), a = four_of(values + i * a_step + 4 * s);
+                sums[i] = has_signed_groups(format) ? add_bytes(sums[i], w, a) : _mm512_dpbusd_epi32(sums[i], w, a);
             }
-        }
 }
 
 #include "body/bodies.h"

@@ -13,19 +13,17 @@ ALWAYS_INLINE vi add_dots(vi sum, int8x16_t w, int8x16_t a, size_t lane) { // th
 
 // The 32 activations of a token stay in two registers and are taken by lane: no broadcast. Two sums a chain, since one token on two
 // panels has but two chains and SDOT a latency of two to four cycles.
-ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n) {
-    vi first[TILE], second[TILE];
+ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n,
+                              size_t first, size_t last) {
+    vi chains[2][TILE];
     int8x16_t a[TILE][2];
-    for (size_t i = 0; i < n; i++) {
-        first[i] = second[i] = vdupq_n_s32(0);
-        for (size_t half = 0; half < 2; half++) a[i][half] = vld1q_s8(values + i * a_step + 16 * half);
-    }
+    for (size_t i = 0; i < n; i++)
+        for (size_t half = 0; half < 2; half++) chains[half][i] = vdupq_n_s32(0), a[i][half] = vld1q_s8(values + i * a_step + 16 * half);
     for (size_t g = 0; g < 4; g++)
-        for (size_t i = 0; i < n; i++) {
-            first[i] = add_dots(first[i], group_of(groups + i * w_step, format, g), a[i][0], g);
-            second[i] = add_dots(second[i], group_of(groups + i * w_step, format, g + 4), a[i][1], g);
-        }
-    for (size_t i = 0; i < n; i++) sums[i] = vaddq_s32(first[i], second[i]);
+        for (size_t i = 0; i < n; i++)
+            for (size_t half = first; half < last; half++)
+                chains[half][i] = add_dots(chains[half][i], bytes_of(groups + i * w_step, format, g + 4 * half), a[i][half], g);
+    for (size_t i = 0; i < n; i++) sums[i] = vaddq_s32(chains[0][i], chains[1][i]);
 }
 
 #include "body/bodies.h"

@@ -20,16 +20,17 @@ struct fuzzed {
 static uint32_t below(uint64_t *seed, uint32_t n) { return (uint32_t)(noise(seed) % n); }
 
 static uint32_t any_width(uint64_t *seed) {
-    static const uint32_t widths[] = {32, 32, 64, 64, 96, 7, 1};
+    static const uint32_t widths[] = {32, 32, 64, 64, 96, 256, 7, 1};
     return widths[below(seed, sizeof widths / sizeof *widths)];
 }
 
 static void make_weight(struct meshllm_weight *w, struct meshllm_engine *engine, uint64_t *seed) {
-    static const uint32_t formats[] = {MESHLLM_F32, MESHLLM_F16, MESHLLM_Q4_0, MESHLLM_Q4_1, MESHLLM_Q8_0, 7};
+    static const uint32_t formats[] = {MESHLLM_F32, MESHLLM_F16, MESHLLM_BF16, MESHLLM_Q4_0, MESHLLM_Q4_1, MESHLLM_Q5_0, MESHLLM_Q8_0, MESHLLM_Q3_K,
+                                       MESHLLM_Q4_K, MESHLLM_Q6_K, 9};
     size_t row = 0;
     for (int tries = 0; !row && tries < 4; tries++) { // one that cannot be would refuse the whole program
         w->kind = below(seed, 3);
-        w->format = w->kind == MESHLLM_WEIGHT_VECTOR ? MESHLLM_F32 : formats[below(seed, 6)];
+        w->format = w->kind == MESHLLM_WEIGHT_VECTOR ? MESHLLM_F32 : formats[below(seed, sizeof formats / sizeof *formats)];
         w->n_rows = w->kind == MESHLLM_WEIGHT_VECTOR ? 1 : any_width(seed);
         w->n_cols = w->kind == MESHLLM_WEIGHT_VECTOR && below(seed, 2) ? 1 + below(seed, 16) : any_width(seed);
         row = format_row_size(w->format, w->n_cols);

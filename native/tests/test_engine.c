@@ -49,7 +49,7 @@ static void check_products(uint32_t n_threads) {
     CHECK(meshllm_matmul(one, alone, &weight, 0, in) == MESHLLM_BAD_ARGUMENT);
     weight.size--;
     CHECK(meshllm_matmul(one, alone, &weight, 1, in) == MESHLLM_BAD_ARGUMENT, "a matrix cut short");
-    weight.size++, weight.format = 7;
+    weight.size++, weight.format = 9;
     CHECK(meshllm_matmul(one, alone, &weight, 1, in) == MESHLLM_BAD_ARGUMENT, "an unknown format");
     meshllm_engine_free(one), meshllm_engine_free(many);
     free(packed);

@@ -13,7 +13,7 @@ from meshllm.kernels import binding
 from meshllm.kernels.binding import Kernels, NativeProgram, NativeWeight, Precision, RunStatus, list_isas
 from meshllm.kernels.memory import allocate_weights
 from meshllm.model import opcodes
-from meshllm.model.formats import Format
+from meshllm.model.formats import RUNNABLE_FORMATS, Format
 from meshllm.model.opcodes import BufferKind, Op, Opcode, WeightKind, encode_ops
 
 F32, VECTOR, PACKED, TABLE = Format.F32, WeightKind.VECTOR, WeightKind.PACKED, WeightKind.TABLE
@@ -27,7 +27,7 @@ def test_numbers_are_those_of_the_header() -> None:
     ours |= {f"MESHLLM_PARTIAL_{kind.name}": kind.value for kind in Precision}
     assert {name: header[name] for name in ours} == ours
     assert sorted(n for n in header if n.startswith("MESHLLM_OP_")) == sorted(n for n in ours if "_OP_" in n)
-    assert all(header[f"MESHLLM_{name}"] == Format[name] for name in ("F32", "F16", "Q4_0", "Q4_1", "Q8_0"))
+    assert all(header[f"MESHLLM_{format_.name}"] == format_ for format_ in RUNNABLE_FORMATS)
     assert header["MESHLLM_BLOCK"] == opcodes.BLOCK
     assert header["MESHLLM_NONE"] == opcodes.NONE
 
@@ -90,7 +90,7 @@ def test_wrong_arguments_are_refused_before_c_sees_them() -> None:
     with pytest.raises(KernelError):
         kernels.packed_size(Format.Q4_0, 8, 33)
     with pytest.raises(KernelError):
-        kernels.packed_size(Format.Q6_K, 8, 256)
+        kernels.packed_size(Format.IQ2_XS, 8, 256)
     size = kernels.packed_size(F32, 8, 8)
     place = allocate_weights(size + 64)
     tensor = np.zeros((8, 8), np.float32)

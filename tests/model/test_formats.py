@@ -28,4 +28,6 @@ def test_row_that_is_no_whole_blocks_is_refused(n: int) -> None:
 
 
 def test_runnable_formats_are_those_of_the_kernels() -> None:
-    assert {f.name for f in RUNNABLE_FORMATS} == {"F32", "F16", "Q4_0", "Q4_1", "Q8_0"}
+    floats, fives = {"F32", "F16", "BF16"}, {"Q5_0", "Q5_1"}
+    of_k = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+    assert {f.name for f in RUNNABLE_FORMATS} == floats | fives | of_k | {"Q4_0", "Q4_1", "Q8_0", "IQ4_NL"}

@@ -125,8 +125,8 @@ def test_missing_misshapen_or_foreign_tensor_is_named(write_gguf: Writer, tiny: 
     assert "has shape (64, 32), expected (32, 64)" in refusal(write_gguf(metadata, wrong))
     bias = [*tensors, ("blk.0.attn_q.bias", (32,), 0, bytes(128))]
     assert "tensor blk.0.attn_q.bias belongs to a variant" in refusal(write_gguf(metadata, bias))
-    packed = [*tensors[:-1], ("blk.0.ffn_down.weight", (64, 32), 6, bytes(2 * 32 * 22))]
-    assert "in format Q5_0, this version runs" in refusal(write_gguf(metadata, packed))
+    packed = [*tensors[:-1], ("blk.0.ffn_down.weight", (64, 32), 39, bytes(2 * 32 * 17))]
+    assert "in format MXFP4, this version runs" in refusal(write_gguf(metadata, packed))
     factors = [*tensors, ("rope_freqs.weight", (3,), 0, bytes(12))]
     assert "rope_freqs.weight has shape (1, 3), expected 4 values" in refusal(write_gguf(metadata, factors))
 

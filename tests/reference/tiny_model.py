@@ -9,7 +9,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Quant
+from reference.random_blocks import random_blocks
 
+from meshllm.model.formats import Format
 from meshllm.model.model_file import ModelFile
 
 
@@ -54,7 +56,11 @@ def write_tiny_model(path: Path, s: Shape) -> Path:
     def matrix(name: str, rows: int, cols: int) -> None:
         values = rng.normal(0, 1 / np.sqrt(cols), (rows, cols)).astype(np.float32)
         kind = Quant[s.quant]
-        w.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        try:
+            stored = gguf.quants.quantize(values, kind)
+        except NotImplementedError:
+            stored = random_blocks(Format[s.quant], rows, cols, rng, 1 / np.sqrt(cols))
+        w.add_tensor(name, stored, raw_dtype=kind)
 
     def norm(name: str) -> None:
         w.add_tensor(name, (1 + 0.1 * rng.normal(size=s.dim)).astype(np.float32))
