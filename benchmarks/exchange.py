@@ -77,7 +77,8 @@ def main() -> None:
     pairs = {(i, j): tcp_pair() for i in range(args.peers) for j in range(i + 1, args.peers)}
     theirs, ours = os.pipe()
     rank = next((rank for rank in range(1, args.peers) if os.fork() == 0), 0)
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})  # type: ignore[operator]
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
     links: list[DataLink | None] = [None] * args.peers
     for (i, j), ends in pairs.items():
         if rank in (i, j):

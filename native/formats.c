@@ -145,10 +145,9 @@ static int whole_value(uint32_t format, uint8_t code) {
 
 static void block_values(float *out, uint32_t format, const struct plain_block *b) {
     bool adds_min = format == MESHLLM_Q4_1 || format == MESHLLM_Q5_1; // the others subtract a multiple of it
-    float min = f32_of_f16(b->min);
-    for (size_t i = 0; i < format_block_values(format); i++) {
-        float scale = f32_of_f16(b->scale) * (float)b->scales[i / 16];
-        out[i] = scale * (float)whole_value(format, b->codes[i]) + (adds_min ? min : -(min * (float)b->mins[i / 16]));
+    float scale = f32_of_f16(b->scale), min = f32_of_f16(b->min);
+    for (size_t i = 0, n = format_block_values(format); i < n; i++) {
+        out[i] = scale * (float)b->scales[i / 16] * (float)whole_value(format, b->codes[i]) + (adds_min ? min : -(min * (float)b->mins[i / 16]));
     }
 }
 

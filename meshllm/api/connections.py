@@ -11,10 +11,10 @@ import trio
 from starlette.types import ASGIApp
 
 from meshllm.api.http1 import Http1, RefusedError, linger
+from meshllm.log import TELL_AGAIN_S
 
 MAX_CONNECTIONS: Final = 256  # of a listening socket at a time
 REFUSING_S: Final = 1.0  # for one more to hear that it is refused
-TELL_AGAIN_S: Final = 60.0  # between log lines that say the same
 
 
 class _Door:

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from meshllm.cli.client import DaemonClient, Json
-from meshllm.cli.options import client_of, socket_option
+from meshllm.cli.options import client_of, model_path, socket_option
 from meshllm.cli.status import fetch_status
 from meshllm.cli.text import in_bytes, in_microseconds
 from meshllm.errors import UsageError
@@ -76,11 +76,16 @@ def bench(
         return
     if socket:
         raise UsageError("--socket is of a daemon, which only --mesh measures; add --mesh, or leave it out")
+    from meshllm.config import load_config
     from meshllm.engine.benchmark import run_benchmark
     from meshllm.kernels.cpu import usable_cpus
 
     own = run_benchmark(
-        _model_path(model, state_dir), threads=threads or usable_cpus(), n_prompt=n_prompt, n_decode=n_decode, isa=isa
+        model_path(load_config({"state_dir": state_dir, "model": model}, os.environ)),
+        threads=threads or usable_cpus(),
+        n_prompt=n_prompt,
+        n_decode=n_decode,
+        isa=isa,
     )
     plural = "s" if own.threads != 1 else ""
     lines = [
@@ -91,16 +96,6 @@ def bench(
         f"memory   {own.memory_mb:9.0f} MB",
     ]
     _show(asdict(own), as_json, lines)
-
-
-def _model_path(model: str | None, state_dir: str | None) -> Path:
-    from meshllm.config import load_config
-    from meshllm.daemon.model_store import ModelStore
-
-    config = load_config({"state_dir": state_dir, "model": model}, os.environ)
-    if config.model is not None and Path(config.model).is_file():
-        return Path(config.model)  # no need to hash it
-    return ModelStore(config.state_dir).resolve(config.model).path
 
 
 def _show(fields: dict[str, object], as_json: bool, lines: list[str]) -> None:

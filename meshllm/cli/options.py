@@ -6,12 +6,15 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from meshllm.cli.client import DaemonClient, Json
 from meshllm.limits import MAX_SEED, MAX_STOP_CHARS, MAX_STOPS, MAX_TEMPERATURE, MAX_TOP_K, TOP_K_OFF
+
+if TYPE_CHECKING:
+    from meshllm.config import Config
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -28,6 +31,18 @@ def client_of(socket: Path | None) -> DaemonClient:
     from meshllm.config import client_sockets
 
     return DaemonClient((socket.absolute(),) if socket else client_sockets(os.environ))
+
+
+def model_path(config: Config) -> Path:
+    """The file of the model that is configured: a path as it is, which needs no hash, or a name's in the store.
+
+    Raises NoModelError, ModelFileError.
+    """
+    from meshllm.daemon.model_store import ModelStore
+
+    if config.model is not None and Path(config.model).is_file():
+        return Path(config.model)
+    return ModelStore(config.state_dir).resolve(config.model).path
 
 
 class _FiniteRange(click.FloatRange):

@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from meshllm.cli.options import client_of, socket_option
+from meshllm.cli.options import client_of, model_path, socket_option
 from meshllm.cli.status import fetch_status
 from meshllm.cli.text import in_bytes, in_microseconds, printable
 from meshllm.errors import UnavailableError, UsageError
@@ -76,15 +76,12 @@ def plan(
     would have it.
     """
     from meshllm.config import load_config
-    from meshllm.daemon.model_store import ModelStore
 
     asked = {"model": model, "context": context, "slots": slots, "layout": layout, "exchange": exchange}
     config = load_config({**asked, "state_dir": state_dir}, os.environ)
     if devices and socket:
         raise UsageError("--socket is of a daemon, whose mesh is planned for without --device: leave one out")
-    path = Path(config.model) if config.model else None
-    if path is None or not path.is_file():
-        path = ModelStore(config.state_dir).resolve(config.model).path
+    path = model_path(config)
     shape = _shape_of(path)
     described = _described(devices, rtt_us, mbps) if devices else _of_mesh(socket)
     found = make_plan(

@@ -64,8 +64,11 @@ def ask(cluster: Cluster, process: Process, max_tokens: int = 200) -> Reader:
 
 
 def ask_for_long(cluster: Cluster, process: Process) -> Reader:
-    """For a minute or so: no end token ends it."""
-    return _reader(cluster, cluster.submit(process.index, 2000, ()))
+    """For a minute or so: no end token ends it. It has begun."""
+    reader = _reader(cluster, cluster.submit(process.index, 2000, ()))
+    cluster.run(0.5)
+    assert reader.tokens
+    return reader
 
 
 def _reader(cluster: Cluster, request: RequestId | None) -> Reader:
@@ -75,7 +78,7 @@ def _reader(cluster: Cluster, request: RequestId | None) -> Reader:
 
 def goes_on(cluster: Cluster, reader: Reader) -> float:
     """Seconds until the next token of an answer."""
-    began, known = cluster.scheduler.now, len(reader.tokens)
+    began = cluster.scheduler.now
     cluster.run(0.05)  # of what was under way
     known = len(reader.tokens)
     while len(reader.tokens) == known and reader.ended is None and cluster.scheduler.now < began + 30:
@@ -96,8 +99,6 @@ def test_answer_goes_on_when_a_rank_dies_peer_01(silent: bool) -> None:
     driver = driver_of(cluster)
     victim, root = others(cluster, driver)
     running = ask_for_long(cluster, root)
-    cluster.run(0.5)
-    assert running.tokens
     victim.kill(silent=silent)
     assert goes_on(cluster, running) < 5.0
     layout = view(root).layout
@@ -119,8 +120,6 @@ def test_answer_goes_on_when_the_driver_dies_peer_01(silent: bool) -> None:
     driver = driver_of(cluster)
     root, third = others(cluster, driver)
     running = ask_for_long(cluster, root)
-    cluster.run(0.5)
-    assert running.tokens
     driver.kill(silent=silent)
     assert goes_on(cluster, running) < 5.0
     cluster.run(6.0)
@@ -133,7 +132,6 @@ def test_answer_goes_on_when_a_rank_hangs() -> None:
     driver = driver_of(cluster)
     victim, root = others(cluster, driver)
     running = ask_for_long(cluster, root)
-    cluster.run(0.5)
     victim.paused = True
     assert goes_on(cluster, running) < 8.0  # 2 until it is noticed, as long again until it is certain, then a layout
     victim.resume()
@@ -161,7 +159,6 @@ def test_answer_that_no_layout_can_go_on_with_ends_with_the_reason() -> None:
     driver = driver_of(cluster)
     (root,) = others(cluster, driver)
     running = ask_for_long(cluster, root)
-    cluster.run(0.5)
     driver.kill(silent=False)
     cluster.run(15.0)
     assert isinstance(running.ended, Failed)
