@@ -36,16 +36,25 @@ def need_namespaces() -> None:
 
 
 @pytest.fixture(scope="session")
-def greedy(golden: Callable[[str], Any]) -> Callable[[str], list[Greedy]]:
-    """greedy("Q8_0") -> what the golden vectors say of that format, prompts with no clear token left out."""
+def greedy(golden: Callable[[str], Any]) -> Callable[..., list[Greedy]]:
+    """greedy("Q8_0") -> what the golden vectors say of that format, prompts with no clear token left out.
 
-    def of(quant: str) -> list[Greedy]:
+    Ranks that share a model are given what they can do at the moment, so how their sums round changes from one run to
+    the next: a step counts only where float32 arithmetic is clear too. With one_layout=True llama.cpp's margin decides
+    alone: it may be clear by chance (Q4_1 after "E = mc": 0.51, float32 0.33, layouts of three ranks 0.0 to 0.6).
+    """
+
+    def of(quant: str, *, one_layout: bool = False) -> list[Greedy]:
+        exact = {(case["quant"], case["prompt"]): case["steps"] for case in golden("greedy_f32_check")["cases"]}
         found = []
         for case in golden("greedy_vectors")["cases"]:
-            clear = first_small(case["margins"])
-            if case["quant"] == quant and clear:
+            if case["quant"] != quant:
+                continue
+            margins = [margin for _, _, margin, _ in exact[quant, case["prompt"]]]
+            clear = min(first_small(case["margins"]), len(margins) if one_layout else first_small(margins))
+            if clear:
                 found.append(Greedy(tuple(case["prompt_ids"]), tuple(case["greedy_ids"][:clear])))
-        assert len(found) > 5
+        assert sum(len(case.tokens) for case in found) > 80
         return found
 
     return of
