@@ -50,6 +50,7 @@ class MeshResult:
 @click.option("--isa", default="", metavar="ISA", help="Instruction set of the kernels; the best that runs here.")
 @click.option("--prompt", "n_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
 @click.option("--decode", "n_decode", type=click.IntRange(2), default=32, show_default=True, help="Decoded tokens.")
+@click.option("--bandwidth", is_flag=True, help="Also measure how fast memory is read: the limit of decoding.")
 @click.option("--mesh", is_flag=True, help="Measure the daemon's mesh instead of this process.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--state-dir", metavar="DIR", help="Folder that holds the models.")
@@ -60,6 +61,7 @@ def bench(
     isa: str,
     n_prompt: int,
     n_decode: int,
+    bandwidth: bool,
     mesh: bool,
     as_json: bool,
     state_dir: str | None,
@@ -67,8 +69,10 @@ def bench(
 ) -> None:
     """Measure prompt and decode speed, on this device alone or, with --mesh, on all together."""
     if mesh:
-        if threads or isa or state_dir:
-            raise UsageError("--mesh measures the daemon as it runs; leave out --threads, --isa and --state-dir")
+        if threads or isa or state_dir or bandwidth:
+            raise UsageError(
+                "--mesh measures the daemon as it runs; leave out --threads, --isa, --bandwidth and --state-dir"
+            )
         client = client_of(socket)
         _check_room(client, n_prompt, n_decode)
         result = _measure_mesh(client, model, n_prompt, n_decode)
@@ -86,15 +90,19 @@ def bench(
         n_prompt=n_prompt,
         n_decode=n_decode,
         isa=isa,
+        bandwidth=bandwidth,
     )
     plural = "s" if own.threads != 1 else ""
     lines = [
         f"{own.isa}, {own.threads} thread{plural}",
         f"prompt   {own.prefill_tok_s:9.1f} tok/s  ({n_prompt} tokens)",
-        f"decode   {own.decode_tok_s:9.1f} tok/s  ({n_decode} tokens)",
+        f"decode   {own.decode_tok_s:9.1f} tok/s  ({n_decode} tokens, {own.decode_gbps:.1f} GB/s of weights)",
         f"load     {own.load_s:9.2f} s",
         f"memory   {own.memory_mb:9.0f} MB",
     ]
+    if own.bandwidth_gbps:
+        share = own.decode_gbps / own.bandwidth_gbps
+        lines.append(f"reading  {own.bandwidth_gbps:9.1f} GB/s   (memory, the limit of decoding: {share:.0%} of it)")
     _show(asdict(own), as_json, lines)
 
 

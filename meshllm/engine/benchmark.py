@@ -28,12 +28,15 @@ STREAM_SHAPE: Final = (16384, 8192)  # rows, columns of Q4_0: 75 MB, more than c
 GEMM_SHAPE: Final = (2048, 2048)
 GEMM_TOKENS: Final = 32
 MEASURE_S: Final = 0.1  # for each of the two numbers
+STREAM_BYTES: Final = 256 << 20  # for the bandwidth of memory: well past every cache
+STREAM_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
     """Tokens a second of a prompt and of decoding after it; load_s: to pack the weights; memory_mb: resident, 1e6
-    bytes.
+    bytes; decode_gbps: weights that decoding reads, 1e9 bytes a second; bandwidth_gbps: what reading alone reaches, if
+    it was measured.
     """
 
     prefill_tok_s: float
@@ -42,6 +45,8 @@ class BenchResult:
     memory_mb: float
     isa: str
     threads: int
+    decode_gbps: float
+    bandwidth_gbps: float | None
 
 
 def measure_device(kernels: Kernels) -> tuple[float, float]:
@@ -68,8 +73,19 @@ def _time_product(kernels: Kernels, shape: tuple[int, int], n_tokens: int) -> tu
     return size, best
 
 
-def run_benchmark(path: Path, *, threads: int, n_prompt: int, n_decode: int, isa: str = "") -> BenchResult:
-    """Loads the whole model in this process and times one prompt and its continuation.
+def measure_bandwidth(kernels: Kernels) -> float:
+    """1e9 bytes a second that all threads together read from memory, the best of a second: the limit of decoding.
+    Raises KernelError without memory.
+    """
+    data = allocate_weights(STREAM_BYTES)
+    data[:] = 1  # written, so that its pages are its own
+    return kernels.measure_bandwidth(data, STREAM_S) / 1e9
+
+
+def run_benchmark(
+    path: Path, *, threads: int, n_prompt: int, n_decode: int, isa: str = "", bandwidth: bool = False
+) -> BenchResult:
+    """Loads the whole model in this process and times one prompt and its continuation; then, with bandwidth, reads.
 
     Raises NoModelError, ModelFileError, KernelError; UsageError where the model's context is too short.
     """
@@ -99,7 +115,17 @@ def run_benchmark(path: Path, *, threads: int, n_prompt: int, n_decode: int, isa
         decode_s = time.perf_counter() - start
         memory_mb = resident_bytes() / 1e6
         executor.close()
-    return BenchResult(n_prompt / prefill_s, n_decode / decode_s, load_s, memory_mb, kernels.isa, kernels.n_threads)
+    decode_tok_s = n_decode / decode_s
+    return BenchResult(
+        prefill_tok_s=n_prompt / prefill_s,
+        decode_tok_s=decode_tok_s,
+        load_s=load_s,
+        memory_mb=memory_mb,
+        isa=kernels.isa,
+        threads=kernels.n_threads,
+        decode_gbps=weights.packed_bytes * decode_tok_s / 1e9,
+        bandwidth_gbps=measure_bandwidth(kernels) if bandwidth else None,
+    )
 
 
 def _time_prompt(executor: Executor, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> float:

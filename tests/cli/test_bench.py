@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,16 @@ def tiny(tmp_path: Path) -> str:
     path = tmp_path / "tiny.gguf"
     path.write_bytes(tiny_model())
     return str(path)
+
+
+def test_decoding_is_told_beside_what_memory_gives(meshllm, tiny: str) -> None:
+    words = ("bench", "--model", tiny, "--prompt", "2", "--decode", "2", "--threads", "1")
+    found = json.loads(meshllm(*words, "--json", "--bandwidth").stdout)
+    assert found["bandwidth_gbps"] > 0.1
+    assert 0 < found["decode_gbps"] < 1000
+    assert json.loads(meshllm(*words, "--json").stdout)["bandwidth_gbps"] is None
+    text = meshllm(*words, "--bandwidth").stdout.decode()
+    assert re.search(r"reading +[0-9.]+ GB/s +\(memory, the limit of decoding: \d+% of it\)", text)
 
 
 def test_isa_that_is_not_here_is_named_with_those_that_are(meshllm, tiny: str) -> None:
@@ -31,6 +43,7 @@ def test_isa_that_is_not_here_is_named_with_those_that_are(meshllm, tiny: str) -
         (["--decode", "1"], "'--decode': 1 is not in the range x>=2"),
         (["--prompt", "10000000"], "--prompt and --decode: from 1, together at most the model's context"),
         (["--socket", "x.sock"], "--socket is of a daemon"),
+        (["--mesh", "--bandwidth"], "--mesh measures the daemon as it runs"),
     ],
 )
 def test_what_cannot_be_measured_is_wrong_usage(meshllm, tiny: str, words: list[str], said: str) -> None:
