@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("meshllm.cli.key", "Make, show or set the secret that makes a mesh."),
     "daemon": ("meshllm.cli.daemon", "Run this device's part; what systemd starts."),
     "plan": ("meshllm.cli.plan", "Show the layout that devices would get, real or not."),
+    "doctor": ("meshllm.cli.doctor", "Look for what is wrong on this device."),
     "bench": ("meshllm.cli.bench", "Measure prompt and decode speed."),
     "tokenize": ("meshllm.cli.models", "Turn texts into token ids with a model file."),
 }

@@ -54,6 +54,12 @@ def free_memory(root: Path = _ROOT) -> int | None:
     return max(0, min(free)) if free else None
 
 
+def huge_pages(root: Path = _ROOT) -> str | None:
+    """Whether memory may come in huge pages: "always", "madvise" or "never"; None if the system does not tell."""
+    text = _read(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""
+    return text.partition("[")[2].partition("]")[0] or None
+
+
 def _fast_cpus(root: Path, allowed: frozenset[int]) -> frozenset[int]:
     """Big cores of big.LITTLE, performance cores of Intel hybrids; all that are allowed if none of those is."""
     performance = _cpu_list(_read(root / "sys/devices/cpu_core/cpus"))

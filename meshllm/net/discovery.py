@@ -170,7 +170,7 @@ class Discovery:
         if not chosen:
             self._close()
             return
-        on = _multicast_targets(chosen)
+        on = multicast_targets(chosen)
         info = service_info(self._own, announced_addresses(chosen))
         if self._zeroconf is not None and self._info is not None:
             self._zeroconf.update_interfaces(on)
@@ -202,7 +202,7 @@ class Discovery:
                 zc.close()
 
 
-def _multicast_targets(chosen: Sequence[Interface]) -> list[str | int | tuple[tuple[str, int, int], int]]:
+def multicast_targets(chosen: Sequence[Interface]) -> list[str | int | tuple[tuple[str, int, int], int]]:
     """zeroconf's interfaces: each IPv4 address, and each interface with IPv6 by a link-local address if it has one.
 
     Loopback takes no IPv6 multicast on Linux ("network is unreachable").

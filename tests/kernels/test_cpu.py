@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshllm.kernels.cpu import cpu_quota, free_memory, usable_cpus, usable_memory
+from meshllm.kernels.cpu import cpu_quota, free_memory, huge_pages, usable_cpus, usable_memory
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -84,3 +84,10 @@ def test_garbage_in_system_files_is_as_good_as_none(garbage: str, tmp_path: Path
     assert usable_cpus(root, frozenset(range(3))) == 3
     usable_memory(root)
     free_memory(root)
+
+
+def test_huge_pages_are_what_the_system_has_chosen(tmp_path: Path) -> None:
+    file = "sys/kernel/mm/transparent_hugepage/enabled"
+    assert huge_pages(write(tmp_path / "a", {file: "always [madvise] never\n"})) == "madvise"
+    assert huge_pages(write(tmp_path / "b", {file: "always madvise [never]\n"})) == "never"
+    assert huge_pages(tmp_path) is None

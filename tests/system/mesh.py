@@ -151,11 +151,10 @@ class Mesh:
         (folder / "mesh-key").write_text((secret or self.secret).to_text() + "\n")
         (folder / "mesh-key").chmod(0o600)
         port = free_port()
-        words = [] if host is None else ["ip", "netns", "exec", host]
-        words += [sys.executable, "-m", "meshllm.cli.main", "daemon", "--name", name, "--state-dir", str(folder)]
+        words = [sys.executable, "-m", "meshllm.cli.main", "daemon", "--name", name, "--state-dir", str(folder)]
         words += ["--socket", str(folder / "s"), "--port", str(port), "--layout", layout, "--threads", str(threads)]
         words += [] if model is None else ["--model", str(model)]
-        daemon = Daemon(name, folder, port, [*words, *flags], self._environment())
+        daemon = Daemon(name, folder, port, run_in(host, [*words, *flags]), self._environment())
         self.daemons[name] = daemon
         if wait:
             self.wait(lambda status: True, daemon)
@@ -193,6 +192,11 @@ class Mesh:
             statuses = self.wait(lambda status: serves(status, n), *daemons, within_s=end - time.monotonic())
             if len({(status.layout.epoch, status.layout.driver) for status in statuses if status.layout}) == 1:
                 return statuses
+
+
+def run_in(host: str | None, words: Sequence[str]) -> list[str]:
+    """The command as it runs in the network namespace `host`; as it is where that is None."""
+    return [*([] if host is None else ["ip", "netns", "exec", host]), *words]
 
 
 def serves(status: Status, n: int) -> bool:
