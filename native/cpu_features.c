@@ -25,6 +25,7 @@ bool cpu_has_avx512_vnni(void) {
 }
 bool cpu_has_neon(void) { return false; }
 bool cpu_has_neon_dotprod(void) { return false; }
+bool cpu_has_neon_i8mm(void) { return false; }
 
 #elif defined(__aarch64__)
 #include <asm/hwcap.h>
@@ -34,10 +35,12 @@ bool cpu_has_avx2(void) { return false; }
 bool cpu_has_avx512_vnni(void) { return false; }
 bool cpu_has_neon(void) { return getauxval(AT_HWCAP) & HWCAP_ASIMD; }
 bool cpu_has_neon_dotprod(void) { return cpu_has_neon() && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP); }
+bool cpu_has_neon_i8mm(void) { return cpu_has_neon_dotprod() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM); }
 
 #else
 bool cpu_has_avx2(void) { return false; }
 bool cpu_has_avx512_vnni(void) { return false; }
 bool cpu_has_neon(void) { return false; }
 bool cpu_has_neon_dotprod(void) { return false; }
+bool cpu_has_neon_i8mm(void) { return false; }
 #endif

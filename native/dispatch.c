@@ -17,6 +17,7 @@ static const struct isa isas[] = {
     {&kernels_avx512_vnni, cpu_has_avx512_vnni},
     {&kernels_avx2, cpu_has_avx2},
 #elif defined(__aarch64__)
+    {&kernels_neon_i8mm, cpu_has_neon_i8mm},
     {&kernels_neon_dotprod, cpu_has_neon_dotprod},
     {&kernels_neon, cpu_has_neon},
 #endif

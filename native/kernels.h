@@ -51,6 +51,7 @@ extern const struct kernels kernels_avx2;
 extern const struct kernels kernels_avx512_vnni;
 extern const struct kernels kernels_neon;
 extern const struct kernels kernels_neon_dotprod;
+extern const struct kernels kernels_neon_i8mm;
 
 struct pool;
 struct meshllm_engine {

@@ -1,4 +1,4 @@
-// The primitives that the two NEON files share: four lanes, panels of four rows.
+// The primitives that the NEON files share: four lanes, panels of four rows.
 #include <arm_neon.h>
 
 #include "body/prelude.h"
