@@ -51,6 +51,7 @@ class MeshResult:
 @click.option("--prompt", "n_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
 @click.option("--decode", "n_decode", type=click.IntRange(2), default=32, show_default=True, help="Decoded tokens.")
 @click.option("--bandwidth", is_flag=True, help="Also measure how fast memory is read: the limit of decoding.")
+@click.option("--ops", is_flag=True, help="Measure the products with weights, by format, instead of a model.")
 @click.option("--mesh", is_flag=True, help="Measure the daemon's mesh instead of this process.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--state-dir", metavar="DIR", help="Folder that holds the models.")
@@ -62,6 +63,7 @@ def bench(
     n_prompt: int,
     n_decode: int,
     bandwidth: bool,
+    ops: bool,
     mesh: bool,
     as_json: bool,
     state_dir: str | None,
@@ -69,9 +71,9 @@ def bench(
 ) -> None:
     """Measure prompt and decode speed, on this device alone or, with --mesh, on all together."""
     if mesh:
-        if threads or isa or state_dir or bandwidth:
+        if threads or isa or state_dir or bandwidth or ops:
             raise UsageError(
-                "--mesh measures the daemon as it runs; leave out --threads, --isa, --bandwidth and --state-dir"
+                "--mesh measures the daemon as it runs; leave out --threads, --isa, --bandwidth, --ops and --state-dir"
             )
         client = client_of(socket)
         _check_room(client, n_prompt, n_decode)
@@ -84,6 +86,11 @@ def bench(
     from meshllm.engine.benchmark import run_benchmark
     from meshllm.kernels.cpu import usable_cpus
 
+    if ops:
+        if model:
+            raise UsageError("--ops measures products, not a model; leave out --model")
+        _measure_ops(isa, threads or usable_cpus(), as_json)
+        return
     own = run_benchmark(
         model_path(load_config({"state_dir": state_dir, "model": model}, os.environ)),
         threads=threads or usable_cpus(),
@@ -104,6 +111,26 @@ def bench(
         share = own.decode_gbps / own.bandwidth_gbps
         lines.append(f"reading  {own.bandwidth_gbps:9.1f} GB/s   (memory, the limit of decoding: {share:.0%} of it)")
     _show(asdict(own), as_json, lines)
+
+
+def _measure_ops(isa: str, threads: int, as_json: bool) -> None:
+    from meshllm.engine.benchmark import measure_bandwidth
+    from meshllm.engine.op_benchmark import measure_ops
+    from meshllm.kernels.binding import Kernels
+
+    kernels = Kernels(isa, threads)
+    gbps = measure_bandwidth(kernels)
+    if as_json:
+        found = [asdict(speed) for speed in measure_ops(kernels)]
+        click.echo(json.dumps({"isa": kernels.isa, "threads": threads, "bandwidth_gbps": gbps, "ops": found}))
+        return
+    click.echo(f"{kernels.isa}, {threads} thread{'s' * (threads != 1)}, memory {gbps:.1f} GB/s")
+    click.echo("format   decode             4 rows  8 rows  prompt")
+    for speed in measure_ops(kernels):
+        decode = f"{speed.decode_gbps:6.1f} GB/s {speed.decode_gbps / gbps:4.0%}"
+        click.echo(
+            f"{speed.format:7} {decode}   {speed.four:5.2f} x {speed.eight:5.2f} x  {speed.prompt_gops:7.1f} Gop/s"
+        )
 
 
 def _show(fields: dict[str, object], as_json: bool, lines: list[str]) -> None:

@@ -14,14 +14,14 @@ from typing import Final
 import numpy as np
 
 from meshllm.engine.executor import Batch, Executor, Finished
+from meshllm.engine.op_benchmark import FILL, quickest
 from meshllm.engine.weights import load_weights
 from meshllm.errors import KernelError, UsageError
-from meshllm.kernels.binding import Kernels, NativeWeight
+from meshllm.kernels.binding import Kernels
 from meshllm.kernels.memory import allocate_weights
 from meshllm.model.compiler import compile_program, whole_slice
 from meshllm.model.formats import Format
 from meshllm.model.model_file import ModelFile
-from meshllm.model.opcodes import WeightKind
 
 CHUNK: Final = 256  # prompt tokens a step, as a daemon does it
 STREAM_SHAPE: Final = (16384, 8192)  # rows, columns of Q4_0: 75 MB, more than caches hold
@@ -54,23 +54,12 @@ def measure_device(kernels: Kernels) -> tuple[float, float]:
     times two a second of prompt products, in 1e9. Takes about 0.3 s. (0, 0) is never returned; without memory it
     raises KernelError.
     """
-    size, stream_s = _time_product(kernels, STREAM_SHAPE, 1)
-    _, gemm_s = _time_product(kernels, GEMM_SHAPE, GEMM_TOKENS)
-    return size / stream_s / 1e9, 2 * GEMM_SHAPE[0] * GEMM_SHAPE[1] * GEMM_TOKENS / gemm_s / 1e9
-
-
-def _time_product(kernels: Kernels, shape: tuple[int, int], n_tokens: int) -> tuple[int, float]:
-    """Bytes of a Q4_0 matrix and the seconds of the quickest product with it."""
-    size = kernels.packed_size(Format.Q4_0, *shape)
+    size = kernels.packed_size(Format.Q4_0, *STREAM_SHAPE)
     data = allocate_weights(size)
-    data[:] = 0x11  # written, so that its pages are its own; a half of 0x1111 is a small finite scale
-    weight = NativeWeight(WeightKind.PACKED, Format.Q4_0, *shape, data)
-    x = np.ones((n_tokens, shape[1]), np.float32)
-    best, begun = float("inf"), time.perf_counter()
-    while (start := time.perf_counter()) - begun < MEASURE_S or best == float("inf"):
-        kernels.matmul(weight, x)
-        best = min(best, time.perf_counter() - start)
-    return size, best
+    data[:] = FILL  # written, so that its pages are its own
+    stream_s = quickest(kernels, Format.Q4_0, STREAM_SHAPE, data, 1, MEASURE_S)
+    gemm_s = quickest(kernels, Format.Q4_0, GEMM_SHAPE, data, GEMM_TOKENS, MEASURE_S)
+    return size / stream_s / 1e9, 2 * GEMM_SHAPE[0] * GEMM_SHAPE[1] * GEMM_TOKENS / gemm_s / 1e9
 
 
 def measure_bandwidth(kernels: Kernels) -> float:

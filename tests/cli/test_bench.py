@@ -10,6 +10,7 @@ import pytest
 from gguf_files import tiny_model
 
 from meshllm.kernels.binding import list_isas
+from meshllm.model.formats import RUNNABLE_FORMATS
 
 
 @pytest.fixture
@@ -29,6 +30,12 @@ def test_decoding_is_told_beside_what_memory_gives(meshllm, tiny: str) -> None:
     assert re.search(r"reading +[0-9.]+ GB/s +\(memory, the limit of decoding: \d+% of it\)", text)
 
 
+def test_products_are_measured_for_every_format_that_runs(meshllm) -> None:
+    found = json.loads(meshllm("bench", "--ops", "--threads", "1", "--json").stdout)
+    assert {op["format"] for op in found["ops"]} == {format_.name for format_ in RUNNABLE_FORMATS}
+    assert all(op[figure] > 0 for op in found["ops"] for figure in ("decode_gbps", "four", "eight", "prompt_gops"))
+
+
 def test_isa_that_is_not_here_is_named_with_those_that_are(meshllm, tiny: str) -> None:
     done = meshllm("bench", "--model", tiny, "--prompt", "2", "--decode", "2", "--isa", "vax")
     running = ", ".join(name for name, runs in list_isas() if runs)
@@ -43,6 +50,8 @@ def test_isa_that_is_not_here_is_named_with_those_that_are(meshllm, tiny: str) -
         (["--decode", "1"], "'--decode': 1 is not in the range x>=2"),
         (["--prompt", "10000000"], "--prompt and --decode: from 1, together at most the model's context"),
         (["--socket", "x.sock"], "--socket is of a daemon"),
+        (["--ops"], "--ops measures products, not a model"),
+        (["--mesh", "--ops"], "--mesh measures the daemon as it runs"),
         (["--mesh", "--bandwidth"], "--mesh measures the daemon as it runs"),
     ],
 )
