@@ -18,6 +18,10 @@ bool cpu_has_avx2(void) {
     if ((c & wanted) != wanted || (xcr0() & 6) != 6) return false;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
 }
+bool cpu_has_avx_vnni(void) {
+    unsigned a, b, c, d;
+    return cpu_has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
 bool cpu_has_avx512_vnni(void) {
     unsigned a, b, c, d, wanted = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     if (!cpu_has_avx2() || (xcr0() & 0xe6) != 0xe6) return false; // xmm, ymm, mask, zmm
@@ -32,6 +36,7 @@ bool cpu_has_neon_i8mm(void) { return false; }
 #include <sys/auxv.h>
 
 bool cpu_has_avx2(void) { return false; }
+bool cpu_has_avx_vnni(void) { return false; }
 bool cpu_has_avx512_vnni(void) { return false; }
 bool cpu_has_neon(void) { return getauxval(AT_HWCAP) & HWCAP_ASIMD; }
 bool cpu_has_neon_dotprod(void) { return cpu_has_neon() && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP); }
@@ -39,6 +44,7 @@ bool cpu_has_neon_i8mm(void) { return cpu_has_neon_dotprod() && (getauxval(AT_HW
 
 #else
 bool cpu_has_avx2(void) { return false; }
+bool cpu_has_avx_vnni(void) { return false; }
 bool cpu_has_avx512_vnni(void) { return false; }
 bool cpu_has_neon(void) { return false; }
 bool cpu_has_neon_dotprod(void) { return false; }

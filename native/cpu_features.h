@@ -4,6 +4,7 @@
 #include <stdbool.h>
 
 bool cpu_has_avx2(void);         // AVX2, FMA and F16C, with ymm state saved by the system
+bool cpu_has_avx_vnni(void);     // these, and VNNI on ymm registers
 bool cpu_has_avx512_vnni(void); // AVX512 F, BW, DQ, VL and VNNI, with zmm and mask state saved by the system
 bool cpu_has_neon(void);         // Advanced SIMD
 bool cpu_has_neon_dotprod(void); // SDOT and UDOT

@@ -15,6 +15,7 @@ static bool always(void) { return true; }
 static const struct isa isas[] = {
 #if defined(__x86_64__)
     {&kernels_avx512_vnni, cpu_has_avx512_vnni},
+    {&kernels_avx_vnni, cpu_has_avx_vnni},
     {&kernels_avx2, cpu_has_avx2},
 #elif defined(__aarch64__)
     {&kernels_neon_i8mm, cpu_has_neon_i8mm},

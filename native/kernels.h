@@ -48,6 +48,7 @@ struct kernels {
 
 extern const struct kernels kernels_scalar;
 extern const struct kernels kernels_avx2;
+extern const struct kernels kernels_avx_vnni;
 extern const struct kernels kernels_avx512_vnni;
 extern const struct kernels kernels_neon;
 extern const struct kernels kernels_neon_dotprod;

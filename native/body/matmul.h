@@ -19,7 +19,7 @@ struct q8_tile { // activations of up to TILE tokens
     size_t n_blocks; // of a token
 };
 
-ALWAYS_INLINE size_t tile_of(size_t n_tokens) { return n_tokens >= TILE ? TILE : n_tokens > 4 ? 4 : n_tokens; } // to do at once
+ALWAYS_INLINE size_t tile_of(size_t n_tokens, size_t most) { return n_tokens >= most ? most : n_tokens > 4 ? 4 : n_tokens; } // to do at once
 
 ALWAYS_INLINE bool has_scale_of_16(uint32_t format) { return format == MESHLLM_Q6_K || format == MESHLLM_Q3_K || format == MESHLLM_Q2_K; }
 
@@ -135,7 +135,7 @@ ALWAYS_INLINE void multiply_panel(float *out, size_t out_stride, const struct ma
     for (size_t t = 0, n; t < n_tokens; t += n) {
         struct q8_tile tile = {q8->values + t * w->n_cols, q8->scales + t * n_blocks, q8->sums + t * n_blocks, n_blocks};
         float *to = out + t * out_stride;
-        n = tile_of(n_tokens - t);
+        n = tile_of(n_tokens - t, TILE);
         switch (n) { // a constant count in each call
         case 1: multiply_tile(to, out_stride, w, panel, format, &tile, 1); break;
         case 2: multiply_tile(to, out_stride, w, panel, format, &tile, 2); break;

@@ -24,7 +24,7 @@ ALWAYS_INLINE void multiply_float_row(float *out, const struct matrix *w, size_t
 
 // sums[i][t] += strip[i][k] * in[t][k] over k < n_cols: n tokens on two panels.
 ALWAYS_INLINE void add_strip_tile(float *sums, const float *const strip[2], size_t n_cols, const float *in, size_t in_stride, size_t n) {
-    vf acc[2][TILE];
+    vf acc[2][FLOAT_TILE];
     for (size_t t = 0; t < n; t++)
         for (size_t i = 0; i < 2; i++) acc[i][t] = vf_load(sums + (t * 2 + i) * LANES);
     for (size_t k = 0; k < n_cols; k++) {
@@ -41,13 +41,13 @@ ALWAYS_INLINE void add_strip_tile(float *sums, const float *const strip[2], size
 
 ALWAYS_INLINE void add_strip(float *sums, const float *const strip[2], size_t n_cols, const float *in, size_t in_stride, size_t n_tokens) {
     for (size_t t = 0, n; t < n_tokens; t += n, sums += n * 2 * LANES, in += n * in_stride) {
-        n = tile_of(n_tokens - t);
+        n = tile_of(n_tokens - t, FLOAT_TILE);
         switch (n) { // a constant count in each call
         case 1: add_strip_tile(sums, strip, n_cols, in, in_stride, 1); break;
         case 2: add_strip_tile(sums, strip, n_cols, in, in_stride, 2); break;
         case 3: add_strip_tile(sums, strip, n_cols, in, in_stride, 3); break;
         case 4: add_strip_tile(sums, strip, n_cols, in, in_stride, 4); break;
-        default: add_strip_tile(sums, strip, n_cols, in, in_stride, TILE);
+        default: add_strip_tile(sums, strip, n_cols, in, in_stride, FLOAT_TILE);
         }
     }
 }

@@ -13,4 +13,7 @@
 #ifndef TILE // of 16 registers; a multiple of 4
 #define TILE 4 // chains of sums that a product keeps in registers
 #endif
+#ifndef FLOAT_TILE
+#define FLOAT_TILE TILE // tokens of a product of floats, each with two sums
+#endif
 #endif

@@ -6,6 +6,7 @@
 
 #include "blocks.h"
 #include "check.h"
+#include "cpu_features.h"
 #include "dispatch.h"
 #include "packing.h"
 
@@ -42,6 +43,8 @@ static void fill_values(uint8_t *tensor, size_t n, uint32_t format, enum scales 
         else memcpy(tensor + 4 * i, &value, 4);
     }
 }
+
+extern const struct kernels kernels_avx_vnni_evex; // avx_vnni.c with instructions that machines with AVX512-VNNI have
 
 struct product { // one case and its operands
     const struct kernels *kernels;
@@ -144,22 +147,27 @@ static void check_case(const struct kernels *kernels, uint32_t format, uint32_t 
     }
 }
 
-int main(void) {
+static void check_products(const struct kernels *kernels, uint64_t *seed) {
     static const uint32_t row_counts[] = {1, 3, 4, 5, 8, 9, 16, 17, 33};
     static const uint32_t col_counts[] = {1, 2, 31, 32, 33, 160, 256, 768}; // of them the multiples of a format's block
     static const size_t token_counts[] = {1, 2, 3, 4, 5, 8, 11};
+    for (size_t f = 0; f < N_FORMATS; f++)
+        for (size_t r = 0; r < sizeof row_counts / sizeof *row_counts; r++)
+            for (size_t c = 0; c < sizeof col_counts / sizeof *col_counts; c++)
+                for (size_t t = 0; t < sizeof token_counts / sizeof *token_counts; t++)
+                    if (format_row_size(formats[f], col_counts[c]) && (f < N_THOROUGH || (r + 2 * c + 3 * t) % 5 == 0))
+                        check_case(kernels, formats[f], row_counts[r], col_counts[c], token_counts[t], seed);
+    for (size_t f = 0; f < N_FORMATS; f++) // more than a pass or a strip holds
+        check_case(kernels, formats[f], 20, format_block_values(formats[f]) == SUPER_BLOCK ? 512 : 288, 67, seed);
+    printf("matmul %s: all products right\n", kernels->name);
+}
+
+int main(void) {
     uint64_t seed = 1;
-    for (uint32_t isa = 0; meshllm_isa_name(isa); isa++) {
-        if (!meshllm_isa_runs(isa)) continue;
-        const struct kernels *kernels = dispatch_kernels(meshllm_isa_name(isa));
-        for (size_t f = 0; f < N_FORMATS; f++)
-            for (size_t r = 0; r < sizeof row_counts / sizeof *row_counts; r++)
-                for (size_t c = 0; c < sizeof col_counts / sizeof *col_counts; c++)
-                    for (size_t t = 0; t < sizeof token_counts / sizeof *token_counts; t++)
-                        if (format_row_size(formats[f], col_counts[c]) && (f < N_THOROUGH || (r + 2 * c + 3 * t) % 5 == 0))
-                            check_case(kernels, formats[f], row_counts[r], col_counts[c], token_counts[t], &seed);
-        for (size_t f = 0; f < N_FORMATS; f++) check_case(kernels, formats[f], 20, format_block_values(formats[f]) == SUPER_BLOCK ? 512 : 288, 67, &seed); // more than a pass or a strip holds
-        printf("matmul %s: all products right\n", kernels->name);
-    }
+    for (uint32_t isa = 0; meshllm_isa_name(isa); isa++)
+        if (meshllm_isa_runs(isa)) check_products(dispatch_kernels(meshllm_isa_name(isa)), &seed);
+#if defined(__x86_64__)
+    if (cpu_has_avx512_vnni() && !cpu_has_avx_vnni()) check_products(&kernels_avx_vnni_evex, &seed);
+#endif
     return 0;
 }
