@@ -47,7 +47,19 @@ static void read_nibbles(uint8_t *codes, const uint8_t *nibbles, int n) { // n l
 }
 
 static void add_fifth_bits(uint8_t *codes, const uint8_t *high) {
-    for (int i = 0; i < MESHLLM_BLOCK; i++) codes[i] |= (uint8_t)((high[i / 8] >> (i % 8) & 1) << 4);
+    for (int i = 0; i < MESHLLM_BLOCK; i += 8) {
+        uint64_t bits = high[i / 8] * 0x0101010101010101u & 0x8040201008040201u, eight; // bit k in byte k alone
+        bits = (bits + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;                 // whether it was set
+        if (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__) bits = __builtin_bswap64(bits);
+        memcpy(&eight, codes + i, 8);
+        eight |= bits << 4;
+        memcpy(codes + i, &eight, 8);
+    }
+}
+
+// codes[i] |= bits of from[i], 32 times: a loop that becomes a few vector instructions.
+static void add_bits(uint8_t *codes, const uint8_t *from, int shift, int mask, int to) {
+    for (int i = 0; i < 32; i++) codes[i] |= (uint8_t)((from[i] >> shift & mask) << to);
 }
 
 // Eight scales and eight minima of six bits in twelve bytes; each for 32 values, so for two groups of 16.
@@ -63,7 +75,8 @@ static void read_k_scales(struct plain_block *b, const uint8_t *s) {
 static void read_q2_k(struct plain_block *b, const struct q2_k_block *from) {
     b->scale = from->scale, b->min = from->min;
     for (int j = 0; j < 16; j++) b->scales[j] = from->scales[j] & 15, b->mins[j] = from->scales[j] >> 4;
-    for (int i = 0; i < SUPER_BLOCK; i++) b->codes[i] = from->bits[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+    memset(b->codes, 0, SUPER_BLOCK);
+    for (int j = 0; j < 8; j++) add_bits(b->codes + 32 * j, from->bits + j / 4 * 32, j % 4 * 2, 3, 0);
 }
 
 static void read_q3_k(struct plain_block *b, const struct q3_k_block *from) {
@@ -72,9 +85,10 @@ static void read_q3_k(struct plain_block *b, const struct q3_k_block *from) {
         int low = j < 8 ? from->scales[j] & 15 : from->scales[j - 8] >> 4, high = from->scales[8 + j % 4] >> (j / 4 * 2) & 3;
         b->scales[j] = (int8_t)((low | high << 4) - 32);
     }
-    for (int i = 0; i < SUPER_BLOCK; i++) {
-        int low = from->bits[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3, high = from->high[i % 32] >> (i / 32) & 1;
-        b->codes[i] = (uint8_t)(low | high << 2);
+    memset(b->codes, 0, SUPER_BLOCK);
+    for (int j = 0; j < 8; j++) {
+        add_bits(b->codes + 32 * j, from->bits + j / 4 * 32, j % 4 * 2, 3, 0);
+        add_bits(b->codes + 32 * j, from->high, j, 1, 2);
     }
 }
 
@@ -88,17 +102,17 @@ static void read_q5_k(struct plain_block *b, const struct q5_k_block *from) {
     b->scale = from->scale, b->min = from->min;
     read_k_scales(b, from->scales);
     for (int i = 0; i < SUPER_BLOCK; i += 64) read_nibbles(b->codes + i, from->nibbles + i / 2, 32);
-    for (int i = 0; i < SUPER_BLOCK; i++) b->codes[i] |= (uint8_t)((from->high[i % 32] >> (i / 32) & 1) << 4);
+    for (int j = 0; j < 8; j++) add_bits(b->codes + 32 * j, from->high, j, 1, 4);
 }
 
 static void read_q6_k(struct plain_block *b, const struct q6_k_block *from) {
     b->scale = from->scale;
     memcpy(b->scales, from->scales, sizeof b->scales);
-    for (int half = 0; half < 2; half++)
-        for (int i = 0; i < 128; i++) {
-            int low = from->nibbles[64 * half + i % 64] >> (i / 64 * 4) & 15, high = from->high[32 * half + i % 32] >> (i / 32 * 2) & 3;
-            b->codes[128 * half + i] = (uint8_t)(low | high << 4);
-        }
+    memset(b->codes, 0, SUPER_BLOCK);
+    for (int j = 0; j < 8; j++) {
+        add_bits(b->codes + 32 * j, from->nibbles + j / 4 * 64 + j % 2 * 32, j % 4 / 2 * 4, 15, 0);
+        add_bits(b->codes + 32 * j, from->high + j / 4 * 32, j % 4 * 2, 3, 4);
+    }
 }
 
 void format_read_block(struct plain_block *b, uint32_t format, const void *from) {

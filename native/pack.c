@@ -66,34 +66,36 @@ ALWAYS_INLINE void pack_blocks(uint8_t *out, size_t n_heads, size_t n_groups, co
 
 // --- formats whose bits are put in another order
 
-static uint8_t code_bits(const uint8_t *codes, int first, int step, int n, int shift, int mask, int width) {
-    uint8_t byte = 0; // of codes first, first + step, ...: their bits from `shift` on
-    for (int i = 0; i < n; i++) byte |= (uint8_t)((codes[first + i * step] >> shift & mask) << (i * width));
-    return byte;
-}
+enum { EACH = 0x01010101 }; // byte of a word of four codes
 
-// The groups of 32 codes, planes first.
-static void make_groups(uint8_t groups[][4], uint32_t format, const uint8_t *codes) {
+// The groups of 32 codes, planes first. Four codes at a time: of none a bit reaches another byte.
+ALWAYS_INLINE void make_groups(uint32_t groups[], uint32_t format, const uint8_t *codes) {
+    uint32_t four[8];
+    memcpy(four, codes, sizeof four);
     int two = format == MESHLLM_Q6_K ? 4 : 0, at = 0; // where the bits of a plane of two stand in a code
     bool has_two = format == MESHLLM_Q6_K || format == MESHLLM_Q3_K || format == MESHLLM_Q2_K;
     int one = format == MESHLLM_Q3_K ? 2 : format == MESHLLM_Q5_0 || format == MESHLLM_Q5_1 || format == MESHLLM_Q5_K ? 4 : 0;
-    for (int i = 0; i < 2 && has_two; i++, at++)
-        for (int p = 0; p < 4; p++) groups[at][p] = code_bits(codes, 16 * i + p, 4, 4, two, 3, 2);
-    for (int p = 0; p < 4 && one; p++) groups[at][p] = code_bits(codes, p, 4, 8, one, 1, 1);
-    at += one != 0;
+    for (int i = 0; i < 2 && has_two; i++, at++) {
+        groups[at] = 0;
+        for (int t = 0; t < 4; t++) groups[at] |= (four[4 * i + t] >> two & 3 * EACH) << 2 * t;
+    }
+    if (one) {
+        groups[at] = 0;
+        for (int s = 0; s < 8; s++) groups[at] |= (four[s] >> one & EACH) << s;
+        at++;
+    }
     if (format == MESHLLM_Q3_K || format == MESHLLM_Q2_K) return;
-    for (int g = 0; g < 4; g++, at++)
-        for (int p = 0; p < 4; p++) groups[at][p] = (uint8_t)((codes[4 * g + p] & 15) | (codes[16 + 4 * g + p] & 15) << 4);
+    for (int g = 0; g < 4; g++) groups[at + g] = (four[g] & 15 * EACH) | (four[4 + g] & 15 * EACH) << 4;
 }
 
-static void make_bytes(uint8_t bytes[2], uint32_t format, const struct plain_block *b, size_t s) {
+ALWAYS_INLINE void make_bytes(uint8_t bytes[2], uint32_t format, const struct plain_block *b, size_t s) {
     const int8_t *scales = b->scales + 2 * s;
     const uint8_t *mins = b->mins + 2 * s;
     if (format == MESHLLM_Q2_K) bytes[0] = (uint8_t)(scales[0] | mins[0] << 4), bytes[1] = (uint8_t)(scales[1] | mins[1] << 4);
     else bytes[0] = (uint8_t)scales[0], bytes[1] = format == MESHLLM_Q4_K || format == MESHLLM_Q5_K ? mins[0] : (uint8_t)scales[1];
 }
 
-static void pack_super_blocks(uint8_t *out, uint32_t format, const struct rows *rows, uint32_t n_cols) {
+ALWAYS_INLINE void pack_super_blocks(uint8_t *out, uint32_t format, const struct rows *rows, uint32_t n_cols) {
     const struct packing p = packing_of(format);
     size_t R = rows->panel_rows, sub_size = R * packed_sub_bytes(p);
     for (size_t r = 0; r < rows->n_rows; r++) {
@@ -105,11 +107,12 @@ static void pack_super_blocks(uint8_t *out, uint32_t format, const struct rows *
             memcpy(to + 2 * r, &b.scale, 2);
             if (p.n_heads == 2) memcpy(to + 2 * (R + r), &b.min, 2);
             for (size_t s = 0; s < p.span / MESHLLM_BLOCK; s++) {
-                uint8_t *sub = to + 2 * p.n_heads * R + s * sub_size, groups[8][4], bytes[2];
+                uint8_t *sub = to + 2 * p.n_heads * R + s * sub_size, bytes[2];
+                uint32_t groups[8];
                 make_bytes(bytes, format, &b, s);
                 make_groups(groups, format, b.codes + s * MESHLLM_BLOCK);
                 for (size_t i = 0; i < p.n_bytes; i++) sub[i * R + r] = bytes[i];
-                for (size_t g = 0; g < p.n_groups; g++) memcpy(sub + p.n_bytes * R + 4 * (g * R + r), groups[g], 4);
+                for (size_t g = 0; g < p.n_groups; g++) memcpy(sub + p.n_bytes * R + 4 * (g * R + r), groups + g, 4);
             }
         }
     }
@@ -122,7 +125,13 @@ ALWAYS_INLINE void pack_panel(uint8_t *out, uint32_t format, const struct rows *
     case MESHLLM_Q4_0: case MESHLLM_IQ4_NL: pack_blocks(out, 1, 4, rows, n_cols); break;
     case MESHLLM_Q4_1: pack_blocks(out, 2, 4, rows, n_cols); break;
     case MESHLLM_Q8_0: pack_blocks(out, 1, 8, rows, n_cols); break;
-    default: pack_super_blocks(out, format, rows, n_cols);
+    case MESHLLM_Q5_0: pack_super_blocks(out, MESHLLM_Q5_0, rows, n_cols); break;
+    case MESHLLM_Q5_1: pack_super_blocks(out, MESHLLM_Q5_1, rows, n_cols); break;
+    case MESHLLM_Q2_K: pack_super_blocks(out, MESHLLM_Q2_K, rows, n_cols); break;
+    case MESHLLM_Q3_K: pack_super_blocks(out, MESHLLM_Q3_K, rows, n_cols); break;
+    case MESHLLM_Q4_K: pack_super_blocks(out, MESHLLM_Q4_K, rows, n_cols); break;
+    case MESHLLM_Q5_K: pack_super_blocks(out, MESHLLM_Q5_K, rows, n_cols); break;
+    default: pack_super_blocks(out, MESHLLM_Q6_K, rows, n_cols);
     }
 }
 
