@@ -7,8 +7,7 @@
 // scores[h * POSITIONS] = q of head h . key. Variables, no array: gcc keeps an array of sums in memory here, 32 cycles a key.
 ALWAYS_INLINE void dot_heads(float *scores, const float *q, const uint16_t *key, size_t head_dim, size_t n) {
     vf s0 = vf_set1(0), s1 = s0, s2 = s0, s3 = s0;
-    size_t i = 0;
-    for (; i + LANES <= head_dim; i += LANES) {
+    for (size_t i = 0; i + LANES <= head_dim; i += LANES) {
         vf k = vf_load_f16(key + i);
         s0 = vf_fma(vf_load(q + i), k, s0);
         if (n > 1) s1 = vf_fma(vf_load(q + head_dim + i), k, s1);
@@ -19,8 +18,44 @@ ALWAYS_INLINE void dot_heads(float *scores, const float *q, const uint16_t *key,
     if (n > 1) scores[POSITIONS] = vf_reduce_add(s1);
     if (n > 2) scores[2 * POSITIONS] = vf_reduce_add(s2);
     if (n > 3) scores[3 * POSITIONS] = vf_reduce_add(s3);
-    for (; i < head_dim; i++)
-        for (size_t h = 0; h < n; h++) scores[h * POSITIONS] += q[h * head_dim + i] * f32_of_f16(key[i]);
+}
+
+// scores[h * POSITIONS + j] = q of head h . key j, j < LANES / n: one sum for each lane, added up across lanes all at once. One by one that
+// took half the time of attention. Columns past the last whole vector are added by add_rest.
+ALWAYS_INLINE void dot_keys(float *scores, const float *q, const uint16_t *keys, size_t head_dim, size_t n) {
+    const size_t n_keys = LANES / n;
+    vf sums[LANES];
+    float each[LANES];
+#pragma GCC unroll 16
+    for (size_t s = 0; s < LANES; s++) sums[s] = vf_set1(0);
+    for (size_t i = 0; i + LANES <= head_dim; i += LANES) {
+        vf query[HEADS];
+#pragma GCC unroll 4
+        for (size_t h = 0; h < n; h++) query[h] = vf_load(q + h * head_dim + i);
+#pragma GCC unroll 16
+        for (size_t j = 0; j < n_keys; j++) {
+            vf key = vf_load_f16(keys + j * head_dim + i);
+#pragma GCC unroll 4
+            for (size_t h = 0; h < n; h++) sums[h * n_keys + j] = vf_fma(query[h], key, sums[h * n_keys + j]);
+        }
+    }
+    vf_store(each, vf_reduce_each(sums));
+    for (size_t h = 0; h < n; h++) memcpy(scores + h * POSITIONS, each + h * n_keys, n_keys * sizeof *each);
+}
+
+ALWAYS_INLINE void add_rest(float *scores, const float *q, const uint16_t *keys, size_t head_dim, size_t n_positions, size_t n) {
+    for (size_t i = head_dim - head_dim % LANES; i < head_dim; i++)
+        for (size_t p = 0; p < n_positions; p++)
+            for (size_t h = 0; h < n; h++) scores[h * POSITIONS + p] += q[h * head_dim + i] * f32_of_f16(keys[p * head_dim + i]);
+}
+
+// scores[h * POSITIONS + p] = q of head h . key p
+ALWAYS_INLINE void dot_block(float *scores, const float *q, const uint16_t *keys, size_t head_dim, size_t n_positions, size_t n) {
+    size_t p = 0;
+    if (LANES >= HEADS)
+        for (; p + LANES / n <= n_positions; p += LANES / n) dot_keys(scores + p, q, keys + p * head_dim, head_dim, n);
+    for (; p < n_positions; p++) dot_heads(scores + p, q, keys + p * head_dim, head_dim, n);
+    add_rest(scores, q, keys, head_dim, n_positions, n);
 }
 
 // Columns [i, i + v * LANES) of n heads' outputs += weighted values: n * v chains, enough to hide the latency of fma.
@@ -86,7 +121,7 @@ ALWAYS_INLINE void attend(float *out, size_t head_dim, const float *q, const uin
     memset(out, 0, n * head_dim * sizeof *out);
     for (size_t start = 0; start < n_positions; start += POSITIONS) {
         size_t n_block = n_positions - start < POSITIONS ? n_positions - start : POSITIONS;
-        for (size_t p = 0; p < n_block; p++) dot_heads(scores + p, q, keys + (start + p) * head_dim, head_dim, n);
+        dot_block(scores, q, keys + start * head_dim, head_dim, n_block, n);
         for (size_t h = 0; h < n; h++)
             weigh(&softmax[h], scores + h * POSITIONS, n_block, out + h * head_dim, head_dim, factor, soft_cap);
         add_values(out, values + start * head_dim, head_dim, scores, n_block, n);

@@ -37,6 +37,15 @@ ALWAYS_INLINE float vf_reduce_max(vf a) {
     b = _mm_max_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
+ALWAYS_INLINE vf add_fours(const vf *s) { // lanes 0 to 3: of s[0] to s[3], their first halves; 4 to 7: their second
+    vf a = _mm256_add_ps(_mm256_unpacklo_ps(s[0], s[1]), _mm256_unpackhi_ps(s[0], s[1]));
+    vf b = _mm256_add_ps(_mm256_unpacklo_ps(s[2], s[3]), _mm256_unpackhi_ps(s[2], s[3]));
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+}
+ALWAYS_INLINE vf vf_reduce_each(const vf *s) { // lane i: the sum of s[i]
+    vf a = add_fours(s), b = add_fours(s + 4);
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
 ALWAYS_INLINE vf vf_of_vi(vi a) { return _mm256_cvtepi32_ps(a); }
 ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) {
     __m128i halves = _mm_loadu_si128((const __m128i *)p);

@@ -28,6 +28,7 @@ ALWAYS_INLINE vf vf_select_special(vf x, vf y) { // of exp: 0 below -87, infinit
 }
 ALWAYS_INLINE float vf_reduce_add(vf a) { return vaddvq_f32(a); }
 ALWAYS_INLINE float vf_reduce_max(vf a) { return vmaxvq_f32(a); }
+ALWAYS_INLINE vf vf_reduce_each(const vf *s) { return vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3])); } // lane i: the sum of s[i]
 ALWAYS_INLINE vf vf_of_vi(vi a) { return vcvtq_f32_s32(a); }
 ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 ALWAYS_INLINE void vf_store_f16(uint16_t *p, vf a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }

@@ -31,6 +31,19 @@ ALWAYS_INLINE vf vf_select_special(vf x, vf y) { // of exp: 0 below -87, infinit
 }
 ALWAYS_INLINE float vf_reduce_add(vf a) { return _mm512_reduce_add_ps(a); }
 ALWAYS_INLINE float vf_reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
+ALWAYS_INLINE vf add_quarters(vf a, vf b) { // of 128 bits: a0 + a1, a2 + a3, b0 + b1, b2 + b3
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+ALWAYS_INLINE vf vf_reduce_each(const vf *s) { // lane i: the sum of s[i]
+    vf four[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++, s += 4) {
+        vf a = _mm512_add_ps(_mm512_unpacklo_ps(s[0], s[1]), _mm512_unpackhi_ps(s[0], s[1]));
+        vf b = _mm512_add_ps(_mm512_unpacklo_ps(s[2], s[3]), _mm512_unpackhi_ps(s[2], s[3]));
+        four[i] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    }
+    return add_quarters(add_quarters(four[0], four[1]), add_quarters(four[2], four[3]));
+}
 ALWAYS_INLINE vf vf_of_vi(vi a) { return _mm512_cvtepi32_ps(a); }
 ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 ALWAYS_INLINE void vf_store_f16(uint16_t *p, vf a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }

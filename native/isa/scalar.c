@@ -16,6 +16,7 @@ ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
 ALWAYS_INLINE vf vf_max(vf a, vf b) { return a > b ? a : b; }
 ALWAYS_INLINE float vf_reduce_max(vf a) { return a; }
 ALWAYS_INLINE float vf_reduce_add(vf a) { return a; }
+ALWAYS_INLINE vf vf_reduce_each(const vf *s) { return *s; }
 ALWAYS_INLINE vf vf_of_vi(vi a) { return (float)a; }
 ALWAYS_INLINE vf vf_load_f16(const uint16_t *p) { return f32_of_f16(*p); }
 ALWAYS_INLINE void vf_store_f16(uint16_t *p, vf a) { *p = f16_of_f32(a); }
