@@ -79,7 +79,7 @@ static void add_op_row(void *context, size_t row) {
 
 static void scale_row(void *context, size_t row) {
     const struct op_job *job = context;
-    job->p->engine->kernels->scale(row_of(job->p, job->op->out, row), job->p->buffers[job->op->out].width, job->op->f0);
+    job->p->engine->kernels->scale(row_of(job->p, job->op->out, row), job->p->buffers[job->op->out].width, job->op->f0, job->op->f1);
 }
 
 // --- attention -------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ struct kernels {
     void (*from_f16)(float *out, size_t n, const uint16_t *in);
     void (*gate)(float *out, size_t n, const float *in, const float *up, uint32_t activation); // act(in) * up
     void (*add)(float *out, size_t n, const float *in);
-    void (*scale)(float *out, size_t n, float factor);
+    void (*scale)(float *out, size_t n, float factor, float soft_cap); // out *= factor; soft_cap > 0: then soft_cap * tanh(out / soft_cap)
     // Touches size bytes as matmul reads them; returns a sum so that the reads stay. For meshllm_measure_bandwidth.
     uint64_t (*read)(size_t size, const void *data);
 };

@@ -70,8 +70,9 @@ enum meshllm_opcode {
                               // the last c of them only if c > 0; in = queries; query head h reads KV head (h + b) / group
     MESHLLM_OP_GATE = 8,      // out[t] = act(in[t]) * in2[t]; a = 0: silu, 1: gelu (tanh form)
     MESHLLM_OP_ADD = 9,       // out[t] += in[t]
-    MESHLLM_OP_SCALE = 10,    // out[t] *= f0
-    MESHLLM_OP_EXCHANGE = 11, // stop; later out[t] += partials of all ranks in rank order; in = this rank's partial, or NONE if it adds nothing
+    MESHLLM_OP_SCALE = 10,    // out[t] *= f0; then f1 * tanh(out[t] / f1) if f1 > 0
+    MESHLLM_OP_EXCHANGE = 11, // stop; later out[t] += partials of all ranks in rank order; in = this rank's partial, or NONE if it adds nothing;
+                              // a = 1: out[t] = their sum
     MESHLLM_OP_SELECT = 12,   // out[i] = in[outputs[i]]; from here on rows are the batch's outputs
 };
 

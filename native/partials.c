@@ -75,7 +75,7 @@ static void encode_row(void *context, size_t row) {
 }
 
 void partial_encode(struct meshllm_program *p, uint32_t out, const float *rows, uint32_t width) {
-    struct partial_job job = {.p = p, .in = rows, .carried = p->carried_to == out, .width = width};
+    struct partial_job job = {.p = p, .in = rows, .carried = out != MESHLLM_NONE && p->carried_to == out, .width = width};
     program_for_rows(p, encode_row, &job, width);
     p->carried_to = out;
 }

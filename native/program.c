@@ -183,7 +183,7 @@ int meshllm_program_run(struct meshllm_program *p) {
             return MESHLLM_STOPPED;
         }
         if (op->opcode == MESHLLM_OP_EXCHANGE) {
-            if (op->in != MESHLLM_NONE) partial_encode(p, op->out, p->buffers[op->in].f32, p->buffers[op->in].width);
+            if (op->in != MESHLLM_NONE) partial_encode(p, op->a ? MESHLLM_NONE : op->out, p->buffers[op->in].f32, p->buffers[op->in].width);
             p->state = PROGRAM_AT_EXCHANGE;
             p->ahead_op = p->next_op + 1;
             p->ahead_at = p->ahead_total = 0;
@@ -208,7 +208,9 @@ const void *meshllm_program_partial(struct meshllm_program *p, size_t *size) {
 
 int meshllm_program_supply(struct meshllm_program *p, uint32_t n_partials, const void *const *partials) {
     if (p->state != PROGRAM_AT_EXCHANGE) return MESHLLM_BAD_ARGUMENT;
-    const struct buffer *out = &p->buffers[p->ops[p->next_op].out];
+    const struct meshllm_op *op = &p->ops[p->next_op];
+    const struct buffer *out = &p->buffers[op->out];
+    if (op->a) memset(out->f32, 0, (size_t)p->n_rows * out->width * sizeof *out->f32);
     partials_add(p, out->f32, out->width, n_partials, partials);
     p->next_op++;
     p->state = PROGRAM_READY;

@@ -70,8 +70,8 @@ size_t program_cache_offset(const struct meshllm_program *p, uint32_t layer, uin
 // Runs job(context, row) for every row of the batch now; on all threads where rows of `width` values are worth it.
 void program_for_rows(struct meshllm_program *p, pool_job *job, void *context, size_t width);
 
-// partials.c: the bytes of a row of a partial; p->wire = the rows, to be
-// added to buffer `out`, encoded; rows += encoded partials, in order.
+// partials.c: the bytes of a row of a partial; p->wire = the rows, to be added to buffer `out`, encoded (MESHLLM_NONE: to none, so that
+// nothing is carried over); rows += encoded partials, in order.
 size_t partial_row_size(uint32_t precision, uint32_t width);
 void partial_encode(struct meshllm_program *p, uint32_t out, const float *rows, uint32_t width);
 void partials_add(struct meshllm_program *p, float *rows, uint32_t width, uint32_t n_partials, const void *const *partials);

@@ -24,8 +24,8 @@ static const struct rule rules[] = {
     [MESHLLM_OP_ATTENTION] = {F32, F32, ABSENT, MESHLLM_NONE, A | B | C | F0 | F1, true},
     [MESHLLM_OP_GATE] = {F32, F32, F32, MESHLLM_NONE, A, false},
     [MESHLLM_OP_ADD] = {F32, F32, ABSENT, MESHLLM_NONE, 0, false},
-    [MESHLLM_OP_SCALE] = {F32, ABSENT, ABSENT, MESHLLM_NONE, F0, false},
-    [MESHLLM_OP_EXCHANGE] = {F32, F32_OR_NONE, ABSENT, MESHLLM_NONE, 0, false},
+    [MESHLLM_OP_SCALE] = {F32, ABSENT, ABSENT, MESHLLM_NONE, F0 | F1, false},
+    [MESHLLM_OP_EXCHANGE] = {F32, F32_OR_NONE, ABSENT, MESHLLM_NONE, A, false},
     [MESHLLM_OP_SELECT] = {F32, F32, ABSENT, MESHLLM_NONE, 0, false},
 };
 #define N_OPCODES (sizeof rules / sizeof *rules)
@@ -121,7 +121,7 @@ static const char *shape_fault(const struct checked *c, const struct meshllm_op 
     case MESHLLM_OP_GATE: return op->a <= 1 ? same_width_fault(c, op) : "no such activation";
     case MESHLLM_OP_EXCHANGE:
         if (c->precision == MESHLLM_PARTIAL_Q8_0 && c->buffers[op->out].width % MESHLLM_BLOCK) return "width is no multiple of 32";
-        return same_width_fault(c, op);
+        return op->a <= 1 ? same_width_fault(c, op) : "no such way to take a sum";
     case MESHLLM_OP_QUANTIZE:
     case MESHLLM_OP_ADD:
     case MESHLLM_OP_SELECT: return same_width_fault(c, op);

@@ -60,7 +60,8 @@ static struct meshllm_op any_op(uint64_t *seed) {
     if (op.opcode == MESHLLM_OP_KV_APPEND || op.opcode == MESHLLM_OP_GATE) op.a = below(seed, 3);
     if (op.opcode == MESHLLM_OP_ATTENTION)
         op = (struct meshllm_op){op.opcode, op.out, op.in, MESHLLM_NONE, MESHLLM_NONE, below(seed, 3), below(seed, 3), below(seed, 5), 1, (float)below(seed, 2)};
-    if (op.opcode == MESHLLM_OP_SCALE) op.f0 = noise_float(seed);
+    if (op.opcode == MESHLLM_OP_SCALE) op.f0 = noise_float(seed), op.f1 = (float)below(seed, 2);
+    if (op.opcode == MESHLLM_OP_EXCHANGE) op.a = below(seed, 3);
     return op;
 }
 
