@@ -96,7 +96,7 @@ def _read_vector(model_file: ModelFile, request: WeightRequest) -> Float32:
     values = np.array(request.values, np.float64)
     if request.tensor is None:
         return values.astype(np.float32)
-    stored = dequantize_row(request.format, model_file.tensor(request.tensor), len(request.cols))
+    stored = dequantize_row(request.format, model_file.tensor(request.tensor), request.cols.stop)[request.cols.start :]
     if not request.values:
         return stored
     if not np.all(np.isfinite(stored) & (stored > 0)):

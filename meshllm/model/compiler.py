@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshllm.errors import SliceError
-from meshllm.model.architectures import LAYER_WRITERS, AttentionBuffers, LayerBuffers
+from meshllm.model.architectures import ARCHITECTURES
+from meshllm.model.architectures.layer import AttentionBuffers, HiddenBuffers, Layer, LayerBuffers
+from meshllm.model.decoder import Hyperparameters
 from meshllm.model.formats import Format
-from meshllm.model.hyperparameters import Hyperparameters
 from meshllm.model.opcodes import CacheShape, Program
 from meshllm.model.program_builder import ProgramBuilder
+from meshllm.model.rope import RopeScaling, inverse_frequencies
 from meshllm.model.slicing import Range, Slice
 
 EMBEDDING = "token_embd.weight"
-ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")  # divide frequencies, where the file has one
 
 
 def whole_slice(h: Hyperparameters) -> Slice:
@@ -35,8 +37,9 @@ def compile_program(h: Hyperparameters, part: Slice, world_size: int, formats: M
     b = ProgramBuilder(formats, world_size)
     buffers = _place_buffers(b, h, part)
     b.embed(buffers.x, EMBEDDING, h.vocab_size)
-    for layer in range(h.n_layers):
-        LAYER_WRITERS[h.architecture](b, h, part, buffers, layer)
+    b.scale(buffers.x, h.embedding_scale)
+    for index in range(h.n_layers):
+        ARCHITECTURES[h.architecture].write_layer(Layer(b, h, part, buffers, index))
     b.select(buffers.x)
     logits = None
     if part.vocab:
@@ -44,6 +47,7 @@ def compile_program(h: Hyperparameters, part: Slice, world_size: int, formats: M
         b.norm(buffers.normed, buffers.x, "output_norm.weight", h.rms_eps)
         head = EMBEDDING if h.tied_head else "output.weight"
         b.project(logits, buffers.normed, head, part.vocab, Range(0, h.dim))
+        b.scale(logits, h.logit_scale, h.logit_soft_cap)
     kv_heads = part.kv_heads(h.group)
     cache = CacheShape(h.n_layers if kv_heads else 0, len(kv_heads), h.head_dim, h.group)
     return b.finish(cache, buffers.x, logits, part.vocab)
@@ -59,22 +63,24 @@ def check_slice(h: Hyperparameters, part: Slice) -> None:
             )
 
 
-def inverse_frequencies(h: Hyperparameters) -> tuple[float, ...]:
-    """Radians a position of each rotary pair: theta^(-2i / rope_dim), divided by a linear scaling's factor (RoFormer,
-    Su 2021).
-    """
-    factor = h.rope_scaling.factor if h.rope_scaling.kind == "linear" else 1.0
-    return tuple(h.rope_theta ** (-2.0 * i / h.rope_dim) / factor for i in range(h.rope_dim // 2))
-
-
 def _place_buffers(b: ProgramBuilder, h: Hyperparameters, part: Slice) -> LayerBuffers:
     x, normed, partial = (b.buffer(name, h.dim) for name in ("x", "normed", "partial"))
-    attention = gate = up = None
+    attention = hidden = None
     if part.heads:
         q_width, kv_width = len(part.heads) * h.head_dim, len(part.kv_heads(h.group)) * h.head_dim
         q, k, v = b.buffer("q", q_width), b.buffer("k", kv_width), b.buffer("v", kv_width)
-        divisor = ROPE_FACTORS if b.has_tensor(ROPE_FACTORS) else None
-        attention = AttentionBuffers(q, k, v, b.buffer("attention", q_width), b.vector(inverse_frequencies(h), divisor))
+        attention = AttentionBuffers(q, k, v, b.buffer("attention", q_width), *_place_frequencies(b, h))
     if part.ffn:
-        gate, up = b.buffer("gate", len(part.ffn)), b.buffer("up", len(part.ffn))
-    return LayerBuffers(x, normed, partial, attention, gate, up)
+        hidden = HiddenBuffers(b.buffer("gate", len(part.ffn)), b.buffer("up", len(part.ffn)))
+    return LayerBuffers(x, normed, partial, attention, hidden)
+
+
+def _place_frequencies(b: ProgramBuilder, h: Hyperparameters) -> tuple[int, int]:
+    """Those of layers that see all, and of those with a window: the same unless these have a base of their own."""
+    divisor = next((name for name in ROPE_FACTORS if b.has_tensor(name)), None)
+    told_twice = divisor is not None and h.rope_scaling.kind == "llama3"  # the tensor is made of those numbers
+    scaling = RopeScaling() if told_twice else h.rope_scaling
+    wide = b.vector(inverse_frequencies(h.rope_theta, h.rope_dim, scaling), divisor)
+    if h.local_rope_theta is None:
+        return wide, wide
+    return wide, b.vector(inverse_frequencies(h.local_rope_theta, h.rope_dim, RopeScaling()), None)

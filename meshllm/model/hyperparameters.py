@@ -8,78 +8,54 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final
 
-import numpy as np
-
+from meshllm.model.architectures import ARCHITECTURES
+from meshllm.model.decoder import MAX_LAYERS, Hyperparameters
 from meshllm.model.formats import RUNNABLE_FORMATS
 from meshllm.model.gguf import GgufFile
 from meshllm.model.gguf_values import GgufArray
+from meshllm.model.metadata_keys import Keys
+from meshllm.model.rope import MAX_CONTEXT, RopeScaling, read_rope_scaling
 
-ARCHITECTURES: Final = ("llama",)
+__all__ = ["Hyperparameters", "RopeScaling", "check_tensors", "expected_tensors", "read_hyperparameters"]
+
 # Bounds keep every product of two of these, times a batch, inside 64 bits and reject nonsense early.
 MAX_WIDTH: Final = 2**20
-MAX_LAYERS: Final = 1024
 MAX_VOCAB: Final = 2**21
-MAX_CONTEXT: Final = 2**27
 
 _LEFT_OUT: Final = re.compile(
     r"(blk\.\d+\.attn_rot_embd|rope_freqs|rope\.freqs)(\.weight)?"
 )  # used or derived elsewhere
 
 
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Stretching of rotary positions. linear: positions divided by factor.
-
-    Factors of single frequencies (llama3) are in the tensor rope_freqs.weight and need no entry here.
-    """
-
-    kind: Literal["none", "linear"] = "none"
-    factor: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Hyperparameters:
-    """Numbers of a decoder-only transformer. Widths in values, context in tokens."""
-
-    architecture: str
-    dim: int  # residual width
-    ffn_dim: int  # hidden units of the feed-forward
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    context_length: int
-    rms_eps: float
-    rope_theta: float
-    rope_dim: int  # leading values of a head that are rotated
-    rope_scaling: RopeScaling
-    tied_head: bool  # logits use token_embd.weight
-
-    @property
-    def group(self) -> int:
-        """Query heads that share one KV head."""
-        return self.n_heads // self.n_kv_heads
-
-
 def read_hyperparameters(gguf: GgufFile) -> Hyperparameters:
     """The checked numbers of a model that this version runs. Raises ModelFileError that names the key."""
-    architecture = gguf.find_str("general.architecture")
+    name = gguf.find_str("general.architecture")
     if not gguf.tensors:
         gguf.refuse("holds no weights, at most a vocabulary: choose a file with the whole model")
-    if architecture not in ARCHITECTURES:
+    architecture = ARCHITECTURES.get(name or "")
+    if name is None or architecture is None:
         known = ", ".join(ARCHITECTURES)
-        gguf.refuse(f"general.architecture is {architecture!r}, this version runs {known}: choose such a model")
-    keys = _Keys(gguf, architecture)
+        gguf.refuse(f"general.architecture is {name!r}, this version runs {known}: choose such a model")
+    keys = Keys(gguf, name)
+    if (experts := gguf.find_int(f"{name}.expert_count") or 0) > 0:
+        keys.refuse("expert_count", experts, "0: mixtures of experts do not run in this version")
+    h = architecture.refine(_read_common(gguf, keys, name), keys)
+    if h.rope_scaling.kind == "longrope":  # beyond it other factors hold, for the whole sequence
+        h = replace(h, context_length=min(h.context_length, h.rope_scaling.original_context))
+    return h
+
+
+def _read_common(gguf: GgufFile, keys: Keys, architecture: str) -> Hyperparameters:
+    """What all architectures have."""
     dim = keys.integer("embedding_length", MAX_WIDTH)
     n_heads = keys.integer("attention.head_count", MAX_WIDTH)
     n_kv_heads = keys.integer("attention.head_count_kv", MAX_WIDTH, default=n_heads)
     if n_heads % n_kv_heads:
         keys.refuse("attention.head_count_kv", n_kv_heads, f"a divisor of the {n_heads} query heads")
-    if dim % n_heads and f"{architecture}.attention.key_length" not in gguf.metadata:
+    if dim % n_heads and not keys.has("attention.key_length"):
         keys.refuse("embedding_length", dim, f"a multiple of the {n_heads} heads")
     head_dim = keys.integer("attention.key_length", MAX_WIDTH, default=dim // n_heads or 1)
     value_dim = keys.integer("attention.value_length", MAX_WIDTH, default=head_dim)
@@ -88,8 +64,6 @@ def read_hyperparameters(gguf: GgufFile) -> Hyperparameters:
     rope_dim = keys.integer("rope.dimension_count", head_dim, default=head_dim)
     if rope_dim % 2:
         keys.refuse("rope.dimension_count", rope_dim, "an even number")
-    if (experts := gguf.find_int(f"{architecture}.expert_count") or 0) > 0:
-        keys.refuse("expert_count", experts, "0: mixtures of experts do not run in this version")
     return Hyperparameters(
         architecture=architecture,
         dim=dim,
@@ -103,30 +77,21 @@ def read_hyperparameters(gguf: GgufFile) -> Hyperparameters:
         rms_eps=keys.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
         rope_theta=keys.number("rope.freq_base", 1.0, 1e12, default=10000.0),
         rope_dim=rope_dim,
-        rope_scaling=_rope_scaling(gguf, keys),
+        rope_scaling=read_rope_scaling(keys),
         tied_head="output.weight" not in gguf.tensors,
     )
 
 
 def expected_tensors(h: Hyperparameters) -> dict[str, tuple[int, int]]:
     """Name -> (rows, cols) of every tensor that the architecture needs."""
-    heads, kv = h.n_heads * h.head_dim, h.n_kv_heads * h.head_dim
-    layer = {
-        "attn_norm": (1, h.dim),
-        "attn_q": (heads, h.dim),
-        "attn_k": (kv, h.dim),
-        "attn_v": (kv, h.dim),
-        "attn_output": (h.dim, heads),
-        "ffn_norm": (1, h.dim),
-        "ffn_gate": (h.ffn_dim, h.dim),
-        "ffn_up": (h.ffn_dim, h.dim),
-        "ffn_down": (h.dim, h.ffn_dim),
-    }
+    layer = ARCHITECTURES[h.architecture].layer_tensors(h)
     shapes = {"token_embd.weight": (h.vocab_size, h.dim), "output_norm.weight": (1, h.dim)}
     if not h.tied_head:
         shapes["output.weight"] = (h.vocab_size, h.dim)
+    if h.rope_scaling.kind == "longrope":
+        shapes.update({f"rope_factors_{name}.weight": (1, h.rope_dim // 2) for name in ("short", "long")})
     for i in range(h.n_layers):
-        shapes.update({f"blk.{i}.{name}.weight": shape for name, shape in layer.items()})
+        shapes.update({f"blk.{i}.{name}": shape for name, shape in layer.items()})
     return shapes
 
 
@@ -154,61 +119,7 @@ def check_tensors(gguf: GgufFile, h: Hyperparameters) -> None:
             gguf.refuse(f"tensor {name} belongs to a variant of {h.architecture} that this version does not run")
 
 
-class _Keys:
-    """Numbers under the architecture's prefix."""
-
-    def __init__(self, gguf: GgufFile, architecture: str) -> None:
-        self._gguf = gguf
-        self._prefix = architecture
-
-    def refuse(self, key: str, found: object, expected: str) -> None:
-        self._gguf.refuse(f"{self._prefix}.{key} is {found}, expected {expected}: get another conversion of the model")
-
-    def integer(self, key: str, limit: int, default: int | None = None) -> int:
-        """A count from 1 to limit; an array with one value a layer is accepted where all are equal."""
-        full = f"{self._prefix}.{key}"
-        if isinstance(self._gguf.metadata.get(full), GgufArray):
-            found: int | None = self._same_in_all_layers(full)
-        else:
-            found = self._gguf.find_int(full)
-        value = default if found is None else found
-        if value is None:
-            self._gguf.refuse(f"{full} is missing: get another conversion of the model")
-        if not 1 <= value <= limit:
-            self.refuse(key, value, f"1 to {limit}")
-        return value
-
-    def _same_in_all_layers(self, full: str) -> int:
-        numbers = self._gguf.find_numbers(full)
-        if numbers is None or not numbers.size or numbers.dtype.kind not in "iu" or not np.all(numbers == numbers[0]):
-            self._gguf.refuse(f"{full} differs between layers, which this version does not run: choose another model")
-        return int(numbers[0])
-
-    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number, low < value <= high."""
-        full = f"{self._prefix}.{key}"
-        found = self._gguf.find_float(full)
-        value = default if found is None else float(found)
-        if value is None:
-            self._gguf.refuse(f"{full} is missing: get another conversion of the model")
-        if not (math.isfinite(value) and low < value <= high):
-            self.refuse(key, value, f"over {low:g}, at most {high:g}")
-        return value
-
-
-def _rope_scaling(gguf: GgufFile, keys: _Keys) -> RopeScaling:
-    prefix = gguf.find_str("general.architecture")
-    kind = gguf.find_str(f"{prefix}.rope.scaling.type")
-    if kind is None and f"{prefix}.rope.scale_linear" in gguf.metadata:
-        return RopeScaling("linear", keys.number("rope.scale_linear", 0.0, 1e6))
-    if kind == "linear":
-        return RopeScaling("linear", keys.number("rope.scaling.factor", 0.0, 1e6, default=1.0))
-    if kind not in (None, "none"):
-        keys.refuse("rope.scaling.type", kind, "none or linear")
-    return RopeScaling()
-
-
-def _vocab_size(gguf: GgufFile, keys: _Keys) -> int:
+def _vocab_size(gguf: GgufFile, keys: Keys) -> int:
     """Rows of the embedding, which is what logits have; never fewer than the tokenizer has tokens."""
     tokens = gguf.metadata.get("tokenizer.ggml.tokens")
     n_tokens = tokens.count if isinstance(tokens, GgufArray) else 0

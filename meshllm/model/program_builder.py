@@ -54,9 +54,9 @@ class ProgramBuilder:
         cut = (Range(0, n_rows), Range(0, self._buffers[out].width))
         self._emit(Op(Opcode.EMBED, out=out, weight=self._weight(WeightKind.TABLE, tensor, *cut)))
 
-    def norm(self, out: int, in_: int, tensor: str, eps: float) -> None:
-        """out = RMS norm of in_ times the tensor."""
-        width = self._buffers[in_].width
+    def norm(self, out: int, in_: int, tensor: str, eps: float, width: int | None = None) -> None:
+        """out = RMS norm of in_ times the tensor, over groups of `width` values; None: over all of them."""
+        width = width or self._buffers[in_].width
         weight = self._weight(WeightKind.VECTOR, tensor, Range(0, 1), Range(0, width))
         self._emit(Op(Opcode.RMSNORM, out=out, in_=in_, weight=weight, a=width, f0=eps))
 
@@ -72,6 +72,11 @@ class ProgramBuilder:
             in_ = self._quantize(in_)
         self._emit(Op(Opcode.MATMUL, out=out, in_=in_, weight=self._weight(WeightKind.PACKED, tensor, rows, cols)))
 
+    def bias(self, out: int, tensor: str, values: Range) -> None:
+        """out += these values of a tensor."""
+        weight = self._weight(WeightKind.VECTOR, tensor, Range(0, 1), values)
+        self._emit(Op(Opcode.BIAS, out=out, weight=weight))
+
     def vector(self, values: Sequence[float], divisor: str | None) -> int:
         """A weight of given values, divided by a tensor's if one is named."""
         format_ = Format.F32 if divisor is None else self._formats[divisor]
@@ -82,12 +87,17 @@ class ProgramBuilder:
         """Rotates each head of x by its position."""
         self._emit(Op(Opcode.ROPE, out=x, weight=frequencies, a=n_heads, b=head_dim, c=int(neox), f0=factor))
 
-    def attend(self, out: int, q: int, k: int, v: int, *, layer: int, first_head: int, scale: float) -> None:
-        """Appends k and v to the cache, then out = attention of q. first_head: of q, counted from the first KV head's
-        group.
-        """
+    def append(self, k: int, v: int, layer: int) -> None:
+        """Appends k and v to the cache of a layer."""
         self._emit(Op(Opcode.KV_APPEND, in_=k, in2=v, a=layer))
-        self._emit(Op(Opcode.ATTENTION, out=out, in_=q, a=layer, b=first_head, f0=scale))
+
+    def attend(
+        self, out: int, q: int, *, layer: int, first_head: int, scale: float, soft_cap: float = 0.0, window: int = 0
+    ) -> None:
+        """out = attention of q. first_head: of q, counted from the first KV head's group. window: the last so many
+        tokens, 0 for all.
+        """
+        self._emit(Op(Opcode.ATTENTION, out=out, in_=q, a=layer, b=first_head, c=window, f0=scale, f1=soft_cap))
 
     def gate(self, out: int, gate: int, up: int, *, gelu: bool = False) -> None:
         """out = activation(gate) * up."""
@@ -100,6 +110,23 @@ class ProgramBuilder:
             self._emit(Op(Opcode.EXCHANGE, out=out, in_=partial))
         elif partial is not None:
             self._emit(Op(Opcode.ADD, out=out, in_=partial))
+
+    def sum_over_ranks(self, sum_: int, partial: int | None, kind: ExchangeKind) -> int:
+        """The buffer that holds the sum of all ranks' partials: sum_, or on one rank the partial itself."""
+        if self._world_size == 1:
+            return sum_ if partial is None else partial
+        self._exchanges.append(kind)
+        self._emit(Op(Opcode.EXCHANGE, out=sum_, in_=partial, a=1))
+        return sum_
+
+    def add(self, out: int, in_: int) -> None:
+        """out += in_."""
+        self._emit(Op(Opcode.ADD, out=out, in_=in_))
+
+    def scale(self, out: int, factor: float, soft_cap: float = 0.0) -> None:
+        """out *= factor, then c tanh(out / c) for a soft cap c over 0; nothing is emitted where neither changes it."""
+        if factor != 1.0 or soft_cap:
+            self._emit(Op(Opcode.SCALE, out=out, f0=factor, f1=soft_cap))
 
     def select(self, x: int) -> None:
         """x = its rows that are outputs of the batch; only these from here on."""

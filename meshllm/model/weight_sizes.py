@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 from typing import Final, Literal, Protocol, TypeAlias
 
+from meshllm.model.decoder import Hyperparameters
 from meshllm.model.formats import Format
-from meshllm.model.hyperparameters import Hyperparameters
 from meshllm.model.slicing import ModelShape
 
 _Part: TypeAlias = Literal["head", "kv", "ffn", "vocab", "fixed"]
@@ -30,6 +30,7 @@ _PARTS: Final[dict[str, _Part]] = {
 _EMBEDDING: Final = "token_embd.weight"
 _HEAD_CUT: Final = "attn_output"  # cut along its rows of values: on blocks
 _FFN_CUT: Final = "ffn_down"
+_FUSED_HEADS: Final = ".attn_qkv."  # rows of q, k and v
 
 
 class SizedTensor(Protocol):
@@ -48,10 +49,14 @@ def measure_shape(h: Hyperparameters, tensors: Iterable[SizedTensor]) -> ModelSh
     sizes: dict[_Part, int] = dict.fromkeys(("head", "kv", "ffn", "vocab", "fixed"), 0)
     head_align = ffn_align = 1
     for tensor in tensors:
-        sizes_part = _part(tensor.name, h.tied_head)
-        if sizes_part is None:
+        part = _part(tensor.name, h.tied_head)
+        if part is None:
             continue
-        sizes[sizes_part] += tensor.size
+        if _FUSED_HEADS in tensor.name:
+            sizes["kv"] += (kv := tensor.size * 2 * h.n_kv_heads // (h.n_heads + 2 * h.n_kv_heads))
+            sizes["head"] += tensor.size - kv
+            continue
+        sizes[part] += tensor.size
         block = tensor.format.block_values
         if f".{_HEAD_CUT}.weight" in tensor.name:
             head_align = math.lcm(head_align, block // math.gcd(block, h.head_dim))

@@ -11,9 +11,10 @@ from reference.tiny_model import Shape, read_tensor, write_tiny_model
 from meshllm.engine.weights import load_weights
 from meshllm.errors import ModelFileError
 from meshllm.kernels.binding import Kernels
-from meshllm.model.compiler import compile_program, inverse_frequencies, whole_slice
+from meshllm.model.compiler import compile_program, whole_slice
 from meshllm.model.model_file import ModelFile
 from meshllm.model.opcodes import WeightKind
+from meshllm.model.rope import inverse_frequencies
 from meshllm.model.slicing import Range, Slice
 
 
@@ -62,7 +63,7 @@ def test_frequencies_are_divided_by_the_files_factors(tmp_path: Path, kernels: K
         (found,) = (n.data for n, r in zip(weights.native, program.weights, strict=True) if r.values)
         right = [10000 ** (-i / 8) / 2 / factor for i, factor in enumerate(np.linspace(1, 8, 8))]
         np.testing.assert_allclose(np.asarray(found), right, rtol=1e-6)
-        assert inverse_frequencies(h)[0] == 0.5
+        assert inverse_frequencies(h.rope_theta, h.rope_dim, h.rope_scaling)[0] == 0.5
 
 
 def test_a_factor_of_zero_is_refused(tmp_path: Path, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class NumpyInterpreter:
             return np.array(request.values, np.float32)
         tensor = read(request.tensor)
         if request.kind is WeightKind.VECTOR:
-            vector = tensor.reshape(-1)
+            vector = tensor.reshape(-1)[request.cols.start : request.cols.stop]
             return (np.array(request.values) / vector).astype(np.float32) if request.values else vector
         rows, cols = request.rows, request.cols
         return tensor[rows.start : rows.stop, cols.start : cols.stop]
@@ -82,8 +82,11 @@ class NumpyInterpreter:
         return None
 
     def supply(self, partials: Sequence[Float32]) -> None:
-        out = self.program.ops[self._next].out
+        op = self.program.ops[self._next]
+        out = op.out
         assert out is not None
+        if op.a:
+            self._buffers[out] = np.zeros_like(self._buffers[out])
         for partial in partials:
             self._buffers[out] += partial
         self._next += 1
@@ -126,6 +129,8 @@ class NumpyInterpreter:
                 b[out] += b[in_]
             case Opcode.SCALE:
                 b[out] *= np.float32(op.f0)
+                if op.f1:
+                    b[out] = (op.f1 * np.tanh(b[out] / op.f1)).astype(np.float32)
             case Opcode.SELECT:
                 for i, buffer in enumerate(b):
                     b[i] = buffer[list(self._rows.outputs)]

@@ -1,0 +1,96 @@
+"""Every architecture and rope kind, as small random models: the engine against the numpy reference, whole and split
+over ranks, and against transformers' own model of the family where torch is installed (the extra `reference`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from reference.numpy_interpreter import NumpyInterpreter, Rows, run_ranks
+from reference.ranks import Ranks, cut, slices
+from reference.tiny_architectures import FFN, HEADS, TINY_MODELS, VOCAB
+
+from meshllm.kernels.binding import Kernels
+from meshllm.model.architectures import ARCHITECTURES
+from meshllm.model.compiler import compile_program, whole_slice
+from meshllm.model.model_file import ModelFile
+from meshllm.model.slicing import Slice
+
+TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(48)]  # past every window
+MOST_KL = 1e-3
+NOT_IN_TRANSFORMERS = ("llama-factors", "gemma3-capped-scores")  # it knows no such tensor, and takes no such cap
+
+has_torch = importlib.util.find_spec("torch") is not None and importlib.util.find_spec("transformers") is not None
+
+
+def layouts(model: ModelFile) -> dict[str, list[Slice]]:
+    """One rank, and two of unequal parts whose cut of the heads falls inside a group."""
+    parts = slices(cut(HEADS, 1), cut(FFN, 64), cut(VOCAB, 37))
+    return {"one": [whole_slice(model.hyperparameters)], "two": parts}
+
+
+def engine_logits(kernels: Kernels, model: ModelFile, parts: list[Slice]) -> npt.NDArray[np.float32]:
+    """[tokens, vocabulary]: a first part as a prompt, then token by token."""
+    ranks = Ranks.load(kernels, model, parts, context=64, max_tokens=64)
+    n = 40
+    ranks.step(TOKENS[:n], 0, range(n))
+    found = [ranks.logits(i) for i in range(n)]
+    for i in range(n, len(TOKENS)):
+        ranks.step(TOKENS[i : i + 1], i, [0])
+        found.append(ranks.logits(0))
+    ranks.close()
+    return np.array(found)
+
+
+def reference_logits(model: ModelFile, parts: list[Slice], arrays: dict[str, npt.NDArray[np.float32]]) -> np.ndarray:
+    formats = {name: tensor.format for name, tensor in model.gguf.tensors.items()}
+    ranks = [
+        NumpyInterpreter(
+            compile_program(model.hyperparameters, part, len(parts), formats),
+            lambda name: np.atleast_2d(arrays[name]),
+            n_slots=1,
+            context=64,
+            rounded=True,
+        )
+        for part in parts
+    ]
+    n = len(TOKENS)
+    return run_ranks(ranks, Rows(TOKENS, range(n), [0] * n, range(n)))
+
+
+def divergences(right: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """KL(right || found) of each row of logits."""
+    right, found = (x - np.logaddexp.reduce(x, -1)[:, None] for x in (np.float64(right), np.float64(found)))
+    return np.sum(np.exp(right) * (right - found), -1)
+
+
+def test_every_architecture_has_a_small_model() -> None:
+    assert {tiny.architecture for tiny in TINY_MODELS.values()} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("layout", ["one", "two"])
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_engine_computes_what_the_reference_computes(name: str, layout: str, tmp_path: Path, kernels: Kernels) -> None:
+    arrays = TINY_MODELS[name].write(tmp_path / "tiny.gguf")
+    with ModelFile.open(tmp_path / "tiny.gguf") as model:
+        parts = layouts(model)[layout]
+        found, right = engine_logits(kernels, model, parts), reference_logits(model, parts, arrays)
+        assert np.linalg.norm(found - right) / np.linalg.norm(right) < 1e-3
+
+
+@pytest.mark.skipif(not has_torch, reason="torch and transformers are not here: pip install '.[reference]'")
+@pytest.mark.parametrize("layout", ["one", "two"])
+@pytest.mark.parametrize("name", [name for name in TINY_MODELS if name not in NOT_IN_TRANSFORMERS])
+@pytest.mark.filterwarnings("default")  # of others
+def test_distributions_are_those_of_transformers(name: str, layout: str, tmp_path: Path, kernels: Kernels) -> None:
+    from reference.torch_forward import logits_of
+
+    arrays = TINY_MODELS[name].write(tmp_path / "tiny.gguf")
+    right = logits_of(TINY_MODELS[name], arrays, TOKENS)
+    with ModelFile.open(tmp_path / "tiny.gguf") as model:
+        found = engine_logits(kernels, model, layouts(model)[layout])
+    assert divergences(right, found).max() < MOST_KL
