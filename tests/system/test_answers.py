@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 
+from tests.margins import CLEAR_MARGIN, first_small
 from tests.system.mesh import Daemon, Mesh, bridged_hosts
 
 FORMATS = ("Q4_1", "Q4_0", "Q8_0")
@@ -40,6 +43,20 @@ def test_daemons_together_answer_the_golden_vectors_from_each_root(
     for root in daemons[:-1]:
         _check_golden(root, greedy(quant)[:3])
     _check_same_from_each(daemons, greedy(quant)[0].prompt)
+
+
+def test_three_daemons_share_a_model_of_one_kv_head(mesh: Mesh, gemma3_path, golden) -> None:
+    """Float32's margins are not known of it, so steps are compared that are clear by twice the usual."""
+    daemons = [mesh.start(f"d{i}", model=gemma3_path) for i in range(3)]
+    (status, *_) = mesh.wait_ranks(3, *daemons)
+    assert sum(part.heads[1] - part.heads[0] for peer in status.peers if (part := peer.slice)) == 4
+    compared = 0
+    for case, root in zip(golden("gemma3_vectors")["cases"], cycle(daemons), strict=False):
+        if n := first_small(case["margins"], 2 * CLEAR_MARGIN):
+            got = root.complete(case["prompt_ids"], n)
+            assert got["token_ids"] == case["greedy_ids"][:n], case["prompt"]
+            compared += n
+    assert compared > 70
 
 
 def test_four_daemons_share_a_model_of_three_kv_heads(mesh: Mesh, smollm2_path, greedy) -> None:
