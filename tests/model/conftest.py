@@ -25,13 +25,17 @@ def tiny() -> tuple[dict[str, object], list[Tensor]]:
 
 
 @pytest.fixture(scope="session")
-def model_of(smollm2_path: Path, shared_dir: Path) -> Iterator[Callable[[str], ModelFile]]:
+def model_of(
+    smollm2_path: Path, shared_dir: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], ModelFile]]:
     """model_of("qwen3") -> its open file; skips where its vocabulary is not here."""
     opened: dict[str, ModelFile] = {}
 
     def get(family: str) -> ModelFile:
         if family not in opened:
             path = smollm2_path if family == "smollm2" else shared_dir / "data" / f"{family}.vocab.gguf"
+            if family == "gemma-3":
+                path = request.getfixturevalue("gemma3_path")
             if not path.exists():
                 pytest.skip(f"no vocabulary of {family} in {path.parent}")
             opened[family] = ModelFile.open(path)

@@ -1,4 +1,4 @@
-"""Tokenizers: golden ids of five families, the cases from the field, and what holds for any text."""
+"""Tokenizers: golden ids of six families, the cases from the field, and what holds for any text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshllm.model.gguf import open_gguf
 from meshllm.model.model_file import ModelFile
 from meshllm.model.tokenizer import StreamingDecoder, Tokenizer
 
-FAMILIES = ("smollm2", "llama-3.1", "qwen2.5", "qwen3", "mistral-7b")
+FAMILIES = ("smollm2", "llama-3.1", "qwen2.5", "qwen3", "mistral-7b", "gemma-3")
 ModelOf = Callable[[str], ModelFile]
 Writer = Callable[..., bytes]
 
@@ -167,7 +167,7 @@ hostile = st.lists(st.one_of(st.sampled_from(SPECIALS), st.text(max_size=6), st.
 hostile_text = hostile.map("".join)
 
 
-@pytest.mark.parametrize("family", ["llama-3.1", "qwen3", "mistral-7b"])
+@pytest.mark.parametrize("family", ["llama-3.1", "qwen3", "mistral-7b", "gemma-3"])
 @given(text=hostile_text)
 def test_text_comes_back_from_its_ids(family: str, text: str, model_of: ModelOf) -> None:
     tokenizer = model_of(family).tokenizer
@@ -254,3 +254,4 @@ def test_end_tokens_are_all_that_end_an_answer(model_of: ModelOf) -> None:
     assert model_of("llama-3.1").tokenizer.end_tokens == {128001, 128009}
     assert model_of("smollm2").tokenizer.end_tokens == {0, 2}
     assert model_of("mistral-7b").tokenizer.end_tokens == {2}
+    assert model_of("gemma-3").tokenizer.end_tokens == {1, 106}
