@@ -71,6 +71,18 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class FetchStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's file, or the part of one that a layout needs, on its way here from other devices."""
+
+    name: str
+    sha256: str
+    done_bytes: int  # of those that are wanted
+    wanted_bytes: int
+    sources: tuple[str, ...]  # names of the devices that give it now
+    is_whole: bool = False  # all of the file is here
+    error: str | None = None  # why it does not come
+
+
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests whose root is this daemon, and the steps it has run."""
 
@@ -106,3 +118,4 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[PeerStatus, ...]  # oneself first
     requests: RequestCounts
     exchange: ExchangeStatus | None = None
+    fetch: FetchStatus | None = None

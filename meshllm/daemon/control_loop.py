@@ -17,30 +17,34 @@ import trio
 
 from meshllm.daemon import loop_bridge as bridge
 from meshllm.daemon.data_loop import DataLoop
-from meshllm.daemon.device import UNKNOWN_BYTES, free_bytes
+from meshllm.daemon.device import free_bytes
+from meshllm.daemon.files import Files
 from meshllm.daemon.member_links import MemberLinks
 from meshllm.daemon.model_store import ModelStore
 from meshllm.daemon.observed_speed import ObservedSpeed
+from meshllm.daemon.own_facts import gather_facts
 from meshllm.daemon.readers import Readers
 from meshllm.daemon.reports import Reports
 from meshllm.daemon.served_model import ModelFollower, ServedModel
-from meshllm.daemon.status_report import CostWindow, OwnFacts, build_status, show_address
-from meshllm.errors import KernelError, LinkLostError, ModelFileError, RemoteProtocolError
+from meshllm.daemon.status_report import CostWindow, build_status, show_address
+from meshllm.errors import KernelError, LinkLostError, ModelFileError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.log import Logger
 from meshllm.mesh import actions as act
 from meshllm.mesh.facts import NodeConfig
-from meshllm.mesh.framing import FrameDecoder
+from meshllm.mesh.framing import FrameDecoder, LinkMessage
 from meshllm.mesh.messages import (
-    PROTOCOL_MAJOR,
-    PROTOCOL_MINOR,
+    PROTOCOL_VERSION,
     ControlMessage,
     DataHello,
     Epoch,
+    FileHello,
     Hello,
+    ModelHash,
     Submit,
 )
 from meshllm.mesh.node import Node
+from meshllm.model.slicing import Slice
 from meshllm.net.adverts import Announcement, Ignored, Sighting
 from meshllm.net.dialer import dial
 from meshllm.net.discovery import Discovery
@@ -85,12 +89,13 @@ class ControlLoop:
         self._link_ids = itertools.count(1)
         self._reports = Reports(log)
         self._readers = Readers()
-        self._members = MemberLinks(config.node, identity, data)
+        self._members = MemberLinks(config.node, identity, data, log)
         self._timer = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._costs = CostWindow()
         self._models = ModelFollower(store, wanted_model, self._model_changed)
-        announcement = Announcement(config.node, identity.tag, f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}", config.port)
+        self.files = Files(config.node, identity, store, self._models, self._node, self._part_held, log)
+        announcement = Announcement(config.node, identity.tag, PROTOCOL_VERSION, config.port)
         self._discovery = Discovery(announcement, interfaces, self._seen, self._reports.of_discovery)
         for address in peers:
             self._node.addresses_found("static", None, (address,), now)
@@ -102,19 +107,12 @@ class ControlLoop:
         now = trio.current_time()
         view = self._node.view(now)
         hosts = announced_addresses(self._discovery.chosen)
-        own = OwnFacts(
-            config=self._config,
-            device=self._speed.device,
-            tag=self._identity.tag,
-            addresses=tuple(show_address((host, self._config.port)) for host in hosts),
-            unknown_bytes=UNKNOWN_BYTES,
-            free_bytes=free_bytes(),
-            uptime_s=now - self._started_s,
-        )
+        own = gather_facts(self._config, self._speed.device, self._identity.tag, hosts, now - self._started_s)
         served = self._models.served
         state: tuple[DaemonState, str | None] = (view.state, view.detail) if served else self._models.state()
         model = served.status() if served else None
-        return build_status(view, own, model, state, self._readers.counts(self._costs.steps), self._costs.per_token())
+        counts, costs = self._readers.counts(self._costs.steps), self._costs.per_token()
+        return build_status(view, own, model, state, counts, costs, self.files.status())
 
     def model(self, name: str | None = None) -> ServedModel:
         """The model served, if `name` is its name, its hash or None. Raises what ModelFollower.model does."""
@@ -147,6 +145,7 @@ class ControlLoop:
                 await nursery.start(serve, self._sockets, self._identity.server, strangers, self._accepted)
                 nursery.start_soon(self._discovery.run)
                 nursery.start_soon(self._models.run)
+                nursery.start_soon(self.files.run)
                 nursery.start_soon(self._keep_time)
                 nursery.start_soon(self._take_events)
                 nursery.start_soon(self._watch_memory)
@@ -182,24 +181,20 @@ class ControlLoop:
     async def _accepted(self, incoming: Incoming) -> None:
         match incoming.hello:
             case DataHello() as hello:
-                await self._answer_member(incoming, hello)
+                await self._members.answer(incoming, hello)
+            case FileHello() as hello:
+                await self.files.answer(incoming, hello)
             case Hello() as hello:
                 await self._run_link(incoming.stream, None, incoming.decoder, [hello, *incoming.more])
             case never:
                 assert_never(never)
-
-    async def _answer_member(self, incoming: Incoming, hello: DataHello) -> None:
-        try:
-            await self._members.answer(incoming, hello)
-        except (LinkLostError, RemoteProtocolError) as error:
-            self._log.warning("data_link_failed", peer=hello.node, reason=str(error))
 
     async def _run_link(
         self,
         stream: TlsStream,
         dialed: str | None,
         decoder: FrameDecoder | None,
-        first: Sequence[ControlMessage | DataHello],
+        first: Sequence[LinkMessage],
     ) -> None:
         """A control link from its opening to its end."""
         link_id = act.LinkId(next(self._link_ids))
@@ -213,7 +208,7 @@ class ControlLoop:
         self._links[link_id] = link
         self._node.link_opened(link_id, link.address, dialed, trio.current_time())
         for message in first:
-            if not isinstance(message, DataHello):
+            if not isinstance(message, DataHello | FileHello):
                 self._node.receive(link_id, message, trio.current_time())
         self._carry_out()
         reason = await link.run(lambda message: self._received(link_id, message))
@@ -258,6 +253,10 @@ class ControlLoop:
         self._node.set_model(self._models.facts(), self._speed.device, trio.current_time(), self._models.error)
         self._carry_out()
 
+    def _part_held(self, model: ModelHash, part: Slice, problem: str | None) -> None:
+        self._node.held(model, part, problem, trio.current_time())
+        self._carry_out()
+
     async def _take_events(self) -> None:
         while True:
             self._event(await self._data.next_event())
@@ -278,6 +277,7 @@ class ControlLoop:
                 self._node.answered(epoch, message, now)
             case bridge.StepCosts():
                 self._costs.add(event, now)
+                self.files.note_step(now)
                 if self._speed.has_changed(event, now):
                     self._describe_self()
             case bridge.DataLoopEnded(error):
@@ -309,6 +309,8 @@ class ControlLoop:
                 self._data.post(bridge.CommitEpoch(epoch))
             case act.RetireEpoch(epoch, reason):
                 self._retire(epoch, reason)
+            case act.Gather(model, part):
+                self.files.gather(model, part)
             case act.Admit(epoch, submit):
                 self._data.post(bridge.Admit(epoch, submit))
             case act.CancelAdmitted(request):
@@ -339,9 +341,10 @@ class ControlLoop:
                 self._log.warning("link_refused", address=show_address(link.address), reason=reason)
 
     def _prepare(self, action: act.PrepareEpoch) -> None:
-        served = self._models.served
-        if served is None or served.sha256 != action.model:
-            self._node.prepare_refused(action.epoch, "serves another file", trio.current_time())
+        part = None if action.rank is None else action.layout.shares[action.rank].slice
+        served = self.files.prepared_for(action.model, part)
+        if isinstance(served, str):
+            self._node.prepare_refused(action.epoch, served, trio.current_time())
             return
         self._data.post(
             bridge.PrepareEpoch(

@@ -13,6 +13,7 @@ from meshllm.daemon.data_loop import DataLoop
 from meshllm.daemon.device import prefers_aes
 from meshllm.errors import LinkLostError, RemoteProtocolError
 from meshllm.layout.layout import NodeId
+from meshllm.log import Logger
 from meshllm.mesh.messages import DataHello, Epoch
 from meshllm.net.data_link import derive_keys
 from meshllm.net.dialer import dial_data
@@ -28,10 +29,11 @@ RANDOM_BYTES: Final = 32
 class MemberLinks:
     """Owned by the control loop."""
 
-    def __init__(self, node: NodeId, identity: Identity, data: DataLoop) -> None:
+    def __init__(self, node: NodeId, identity: Identity, data: DataLoop, log: Logger) -> None:
         self._node = node
         self._identity = identity
         self._data = data
+        self._log = log
         self._aes = prefers_aes()
         self._dialing: dict[Epoch, trio.CancelScope] = {}
 
@@ -74,12 +76,13 @@ class MemberLinks:
         failed(node, f"no data link: {reason}")
 
     async def answer(self, incoming: Incoming, theirs: DataHello) -> None:
-        """Their data link; it may come before the offer of its epoch, the data loop keeps it for a while.
-
-        Raises LinkLostError or RemoteProtocolError; the link is then closed.
-        """
+        """Their data link; it may come before the offer of its epoch, the data loop keeps it for a while."""
         mine = self._hello(theirs.epoch)
-        sock = await answer_data(incoming, mine)
+        try:
+            sock = await answer_data(incoming, mine)
+        except (LinkLostError, RemoteProtocolError) as error:
+            self._log.warning("data_link_failed", peer=theirs.node, reason=str(error))
+            return
         keys = derive_keys(mine, theirs, dialed=False)
         self._data.post(bridge.AttachDataLink(theirs.epoch, theirs.node, sock, keys))
 

@@ -62,7 +62,7 @@ class ModelStore:
         if not given; one that is taken moves to the new file. Raises NoModelError, ModelFileError, UsageError.
         """
         chosen = name if name is not None else _name_from(path)
-        if not _NAME.fullmatch(chosen):
+        if not valid_name(chosen):
             raise UsageError(f"{chosen!r} cannot name a model: letters, digits and . _ : + -, at most 128; use --name")
         with ModelFile.open(path) as model:
             _ = model.hyperparameters  # refuses what cannot be run, in its own words
@@ -184,6 +184,11 @@ class ModelStore:
         for path in self.folder.glob("*.gguf"):
             if path.stem not in used:
                 path.unlink()
+
+
+def valid_name(name: str) -> bool:
+    """Whether a model may be kept under it."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _place(source: Path, target: Path, *, copy: bool) -> Method:

@@ -1,6 +1,7 @@
 """The one model that a daemon serves: found in the store, opened in a worker thread, looked for again where there is
 none.
 
+Where the store has none, a part of one that peers have may be served (`serve_part`) until it is whole.
 A model that is served stays: another one pulled meanwhile is served after a restart, or when it is asked for by name,
 and a file that takes its path is not read. It goes when somebody writes into its file; what is there then is opened,
 and, since it may be damaged, given up for a file that takes its path.
@@ -18,6 +19,7 @@ import trio
 
 from meshllm.daemon.model_index import identity_of
 from meshllm.daemon.model_store import ModelStore
+from meshllm.daemon.partial_file import PartialFile
 from meshllm.errors import MeshLLMError, ModelFileError, NoModelError, UnavailableError
 from meshllm.kernels.binding import guard_map
 from meshllm.mesh.facts import ModelFacts
@@ -31,18 +33,19 @@ POLL_S: Final = 1.0  # between looks for a model while there is none, and at the
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """An open model file and its facts."""
+    """An open model file and its facts. part: what is here of it, where not all is."""
 
     name: str
     sha256: str
     size: int  # bytes
     file: ModelFile
+    part: PartialFile | None = None
 
     def facts(self) -> ModelFacts:
         """What the mesh must know of it."""
         h = self.file.hyperparameters
         shape = measure_shape(h, self.file.gguf.tensors.values())
-        return ModelFacts(hash=ModelHash(self.sha256), name=self.name, shape=shape)
+        return ModelFacts(hash=ModelHash(self.sha256), name=self.name, shape=shape, whole=self.part is None)
 
     def status(self) -> ModelStatus:
         """What people are told of it."""
@@ -66,6 +69,7 @@ class ModelFollower:
         self.named = wanted is not None  # a certain model was asked for
         self._changed = changed
         self._again = trio.Event()
+        self._partial: ServedModel | None = None  # to be served, where the store has nothing
         self._written: str | None = None  # device and inode of a file that was written into: it may be damaged
         self.served: ServedModel | None = None
         self.error: MeshLLMError | None = None
@@ -92,8 +96,27 @@ class ModelFollower:
             return "starting", "looking for the model"
         return ("no-model" if isinstance(self.error, NoModelError) else "failed"), str(self.error)
 
+    @property
+    def wanted_of_peers(self) -> str | None:
+        """The name of the model that only peers may have; "" for any. None while nothing is wanted of them."""
+        if self.served is not None or not isinstance(self.error, NoModelError):
+            return None
+        if self._wanted is None:
+            return None if self._store.list() else ""
+        return None if is_path(self._wanted) else self._wanted
+
+    def serve_part(self, served: ServedModel) -> None:
+        """Serves a file of which some is here, until `part_is_whole`."""
+        self._partial = served
+        self._again.set()
+
     def look_again(self) -> None:
         """Looks at once where there was none."""
+        self._again.set()
+
+    def part_is_whole(self) -> None:
+        """What was served in part is in the store now: it is opened there."""
+        self._partial = None
         self._again.set()
 
     async def run(self) -> None:
@@ -104,7 +127,9 @@ class ModelFollower:
             self._again = trio.Event()
             stamp = self._stamp()  # hashing a file changes the index: the look after it finds what this one has found
             try:
-                served = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
+                served = self._partial
+                if served is None:
+                    served = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
             except MeshLLMError as error:
                 if str(error) != str(self.error):
                     self._tell(None, error)
@@ -118,6 +143,7 @@ class ModelFollower:
     def lose(self, file: ModelFile | None, error: MeshLLMError) -> None:
         """A file that is served cannot be used any more; what is there now is opened."""
         if self.served is not None and self.served.file is file:
+            self._partial = None
             self._tell(None, error)
 
     def _tell(self, served: ServedModel | None, error: MeshLLMError | None) -> None:
@@ -127,7 +153,7 @@ class ModelFollower:
     async def _watch(self, served: ServedModel) -> None:
         """Until it is served no longer."""
         file, inode = served.file, _inode(served.file.identity)
-        while self.served is served:
+        while self.served is served and (served.part is None or served is self._partial):
             await trio.sleep(POLL_S)
             try:
                 file.check_unchanged()
@@ -159,9 +185,14 @@ class ModelFollower:
         paths = [self._store.folder / "index.json"]
         with contextlib.suppress(OSError):  # no descriptor is left, or the folder went while it was read
             paths += sorted(self._store.folder.glob("*.gguf"))
-        if self._wanted is not None and ("/" in self._wanted or self._wanted.endswith(".gguf")):
+        if self._wanted is not None and is_path(self._wanted):
             paths.append(Path(self._wanted).expanduser())
         return tuple(_identity(path) for path in paths)
+
+
+def is_path(wanted: str) -> bool:
+    """Whether a model was named by its file."""
+    return "/" in wanted or wanted.endswith(".gguf")
 
 
 def _inode(identity: str) -> str:

@@ -7,13 +7,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshllm.daemon.loop_bridge import StepCosts
-from meshllm.layout.layout import Device, Layout, NodeId
-from meshllm.mesh.facts import NodeConfig, NodeView, PeerView
+from meshllm.daemon.own_facts import OwnFacts
+from meshllm.layout.layout import Layout, NodeId
+from meshllm.mesh.facts import NodeView, PeerView
 from meshllm.mesh.messages import Epoch
 from meshllm.status import (
     STATUS_VERSION,
     DaemonState,
     ExchangeStatus,
+    FetchStatus,
     LayoutStatus,
     ModelStatus,
     PeerStatus,
@@ -68,19 +70,6 @@ class CostWindow:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnFacts:
-    """What the node does not know of its daemon."""
-
-    config: NodeConfig
-    device: Device
-    tag: str
-    addresses: tuple[str, ...]  # where it may be reached, best first
-    unknown_bytes: int  # memory figures from here on mean: unknown
-    free_bytes: int
-    uptime_s: float
-
-
 def build_status(
     view: NodeView,
     own: OwnFacts,
@@ -88,6 +77,7 @@ def build_status(
     state: tuple[DaemonState, str | None],
     requests: RequestCounts,
     exchange: ExchangeStatus | None,
+    fetch: FetchStatus | None,
 ) -> Status:
     """The whole answer."""
     config = own.config
@@ -106,6 +96,7 @@ def build_status(
         peers=peers,
         requests=requests,
         exchange=exchange,
+        fetch=fetch,
     )
 
 

@@ -11,6 +11,7 @@ from typing import NewType, TypeAlias
 
 from meshllm.layout.layout import Layout, NodeId
 from meshllm.mesh.messages import ControlMessage, Epoch, Failed, Finished, ModelHash, RequestId, Submit, Tokens
+from meshllm.model.slicing import Slice
 
 LinkId = NewType("LinkId", int)  # given by the control loop, never used twice in a process
 Address: TypeAlias = tuple[str, int]  # host (IPv6 link-local with %scope), port
@@ -78,6 +79,14 @@ class RetireEpoch:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """Get what this slice needs of the model's file from peers, beside what runs, then `held`; it replaces the last."""
+
+    model: ModelHash
+    part: Slice
+
+
+@dataclass(frozen=True, slots=True)
 class Admit:
     """On the driver: run this request in this epoch, the newest committed. Answers come as `tokens_drawn` and so on."""
 
@@ -119,5 +128,15 @@ class Report:
 
 
 Action: TypeAlias = (
-    Send | CloseLink | Dial | PrepareEpoch | CommitEpoch | RetireEpoch | Admit | CancelAdmitted | Deliver | Report
+    Send
+    | CloseLink
+    | Dial
+    | PrepareEpoch
+    | CommitEpoch
+    | RetireEpoch
+    | Gather
+    | Admit
+    | CancelAdmitted
+    | Deliver
+    | Report
 )

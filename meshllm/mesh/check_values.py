@@ -80,6 +80,11 @@ def require_layout(layout: Layout) -> None:
         require_text("layout.left_out.reason", reason, MAX_REASON)
 
 
+def require_slice(field: str, part: Slice) -> None:
+    for values in ranges_of(part):
+        require(0 <= values.start <= values.stop <= MAX_TOKEN, field, "of ranges")
+
+
 def ranges_of(part: Slice) -> tuple[Range, Range, Range]:
     return part.heads, part.ffn, part.vocab
 

@@ -27,9 +27,12 @@ from meshllm.mesh.check_values import (
     require_number,
     require_sampled,
     require_sampling,
+    require_slice,
     require_text,
     require_tokens,
 )
+from meshllm.mesh.file_messages import Absent, AskChunk, Chunk, Farewell, FileHello, Held, Need, Offer
+from meshllm.mesh.manifest import CHUNK_BYTES, MAX_CHUNKS
 from meshllm.mesh.messages import (
     Abort,
     Cancel,
@@ -88,11 +91,18 @@ def _check(message: Message) -> None:
             require_text("reason", message.reason, MAX_REASON)
             if isinstance(message, Refused) and message.seen is not None:
                 _epoch(message.seen)
+        case Need() | Held():
+            require_hex("model", message.model, 64)
+            require_slice("part", message.part)
+            if isinstance(message, Held):
+                require_text("problem", message.problem, MAX_REASON)
+        case FileHello() | Offer() | AskChunk() | Chunk() | Absent():
+            _file(message)
         case Submit():
             _submit(message)
         case Tokens() | Finished() | Failed() | Cancel():
             _answer(message)
-        case Goodbye(reason=reason):
+        case Goodbye(reason=reason) | Farewell(reason=reason):
             require_text("reason", reason, MAX_REASON)
         case Step() | Candidates():
             _data(message)
@@ -104,6 +114,22 @@ def _check(message: Message) -> None:
             require_text("reason", reason, MAX_REASON)
         case _:
             raise BadFieldError("unknown kind of message")
+
+
+def _file(message: FileHello | Offer | AskChunk | Chunk | Absent) -> None:
+    match message:
+        case FileHello(node=node, model=model):
+            require_hex("node", node, 16)
+            require_hex("model", model, 64)
+        case Offer(manifest=manifest, holds=holds):
+            require(manifest.fault is None, "manifest", f"possible: it has {manifest.fault}")
+            require(len(holds) in (0, -(-manifest.n_chunks // 8)), "holds", "a bit for each chunk")
+        case AskChunk(chunk=chunk) | Chunk(chunk=chunk) | Absent(chunk=chunk):
+            require_count("chunk", chunk, MAX_CHUNKS)
+            if isinstance(message, Chunk):
+                require(len(message.data) <= CHUNK_BYTES, "data", f"at most {CHUNK_BYTES} bytes")
+        case _:
+            assert_never(message)
 
 
 def _epoch(epoch: Epoch) -> None:

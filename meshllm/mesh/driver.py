@@ -17,11 +17,14 @@ from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Layout, NodeId
 from meshllm.mesh.admissions import Admissions
 from meshllm.mesh.epoch import EpochBook, EpochEvent, members_of
+from meshllm.mesh.facts import NodeConfig
+from meshllm.mesh.gathering import Gathering
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import Abort, Commit, ControlMessage, Epoch, Prepare
 from meshllm.mesh.offer import Offer, OfferEvent, OfferState, fits_beside
 from meshllm.mesh.outbox import Outbox
-from meshllm.mesh.planning import Planning, Situation, same_placement
+from meshllm.mesh.planning import Planning, same_placement
+from meshllm.mesh.situation import Situation
 
 PREPARE_S: Final = 600.0  # a rank that takes longer to pack its slice is left out
 YIELD_S: Final = 15.0  # after another was elected, an idle epoch of ours ends: its memory may be what the other lacks
@@ -32,24 +35,20 @@ class Driver:
 
     def __init__(
         self,
-        own: NodeId,
-        incarnation: int,
+        config: NodeConfig,
         planning: Planning,
+        gathering: Gathering,
         members: Membership,
         epochs: EpochBook,
         admissions: Admissions,
         out: Outbox,
     ) -> None:
-        self._own = own
-        self._incarnation = incarnation
-        self._planning = planning
-        self._members = members
-        self._epochs = epochs
-        self._admissions = admissions
-        self._out = out
+        self._own, self._incarnation = config.node, config.incarnation
+        self._planning, self._gathering = planning, gathering
+        self._members, self._epochs = members, epochs
+        self._admissions, self._out = admissions, out
         self._offers: dict[Epoch, Offer] = {}
-        self._yield_at = math.inf
-        self._renew = False  # the layout in force needs a larger number
+        self._yield_at, self._renew = math.inf, False  # renew: the layout in force needs a larger number
         self._when_idle: Layout | None = None  # does not fit beside what runs: offered when that has ended
 
     @property
@@ -64,14 +63,14 @@ class Driver:
             self._stand_down(now)
             return
         self._yield_at = math.inf
-        for offer in [o for o in self._offered() if now >= o.deadline]:
-            for node in list(offer.waiting):
-                self.refused(offer.epoch, node, f"not done within {PREPARE_S:.0f} s", None, now)
+        for offer, node in [(o, n) for o in self._offered() if now >= o.deadline for n in o.waiting]:
+            self.refused(offer.epoch, node, f"not done within {PREPARE_S:.0f} s", None, now)
         if self._planning.look(offering=bool(self._offered()), now=now):
-            planned = self._planning.plan(now)
             self._when_idle = None
-            if planned is not None:
+            if (planned := self._gathering.plan(now)) is not None:
                 self._adopt(*planned, now)
+        elif (gathered := self._gathering.complete()) is not None:
+            self._adopt(*gathered, now)
         elif self._when_idle is not None:
             self._offer_when_idle(now)
 
@@ -125,6 +124,7 @@ class Driver:
 
     def peer_joined(self, node: NodeId) -> None:
         """Tells a newcomer, or one that serves our model now, the layout in force if it is ours."""
+        self._gathering.remind(node)
         offer = self._in_force()
         if offer is not None and self._planning.elected() == self._own:
             self._announce(offer, [node])
@@ -236,7 +236,7 @@ class Driver:
 
     def _stand_down(self, now: float) -> None:
         """Somebody else drives, or there is no model: no new epochs of ours; committed ones serve until replaced."""
-        self._planning.stop()
+        self._gathering.stop()
         self._when_idle = None
         self._yield_at = min(self._yield_at, now + YIELD_S)
         if now >= self._yield_at:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from meshllm.layout.layout import Device, ExchangePrecision, Layout, NodeId
@@ -36,11 +36,12 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The model served here."""
+    """The model served here. whole: all of its file is here, else what was fetched for the slices of layouts."""
 
     hash: ModelHash
     name: str
     shape: ModelShape
+    whole: bool = field(default=True, compare=False)  # a layout stays as it is when the rest of a file has come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class PeerView:
     build: str | None
     model: ModelHash | None
     model_name: str | None
+    whole: bool  # it holds all of the model's file
     threads: int | None
     isa: str | None
     device: Device | None

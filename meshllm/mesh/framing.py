@@ -3,30 +3,34 @@
 Feeding byte by byte gives what feeding at once gives. A length is checked before a byte of its body is kept, so what a
 stranger can make us remember is one frame of HELLO_LIMIT. After an error the decoder is dead, its link closed. Pure.
 
-A control link: `FrameDecoder()`, whose first message says which kind of link this is (Hello or DataHello); after a good
-Hello `admit()`. A data link seals bodies by itself: `encode_body`, `decode_data`.
+A control link: `FrameDecoder()`, whose first message says which kind of link this is (Hello, DataHello or FileHello);
+after a good Hello `admit()`. A data link seals bodies by itself: `encode_body`, `decode_data`.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from meshllm.errors import LocalProtocolError, RemoteProtocolError
 from meshllm.mesh.checks import check
-from meshllm.mesh.messages import ControlMessage, DataHello, DataMessage, Message
+from meshllm.mesh.file_messages import FileMessage
+from meshllm.mesh.messages import ControlMessage, DataHello, DataMessage, FileHello, Message
 
 HELLO_LIMIT = 64 * 1024  # bytes of a first frame: all that a stranger may make us keep
 CONTROL_LIMIT = 8 * 1024 * 1024  # bytes of a control frame: a Submit of a million tokens
 LENGTH_BYTES = 4
 
-LinkMessage: TypeAlias = ControlMessage | DataHello
+LinkMessage: TypeAlias = ControlMessage | DataHello | FileHello
+
+M = TypeVar("M", bound=Message)
 
 _LENGTH = struct.Struct("<I")
 _ENCODER = msgspec.msgpack.Encoder()
 _LINK_DECODER: msgspec.msgpack.Decoder[LinkMessage] = msgspec.msgpack.Decoder(LinkMessage)
+_FILE_DECODER: msgspec.msgpack.Decoder[FileMessage] = msgspec.msgpack.Decoder(FileMessage)
 _DATA_DECODER: msgspec.msgpack.Decoder[DataMessage] = msgspec.msgpack.Decoder(DataMessage)
 
 
@@ -45,12 +49,20 @@ def encode_frame(message: Message) -> bytes:
 
 def decode_data(body: bytes | bytearray | memoryview) -> DataMessage:
     """The data message of an unsealed body. Raises RemoteProtocolError."""
-    try:
-        message = _DATA_DECODER.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed data message of {len(body)} bytes: {error}") from error
-    check(message)
-    return message
+    return _decode(_DATA_DECODER, body, "data message")
+
+
+def decode_file(body: bytes | bytearray | memoryview) -> FileMessage:
+    """The message of a file link's frame. Raises RemoteProtocolError."""
+    return _decode(_FILE_DECODER, body, "message of a file")
+
+
+def frame_length(head: bytes | bytearray) -> int:
+    """Bytes of the body that follows these LENGTH_BYTES, on a file link. Raises RemoteProtocolError if too long."""
+    (length,) = _LENGTH.unpack(head)
+    if length > CONTROL_LIMIT:
+        raise RemoteProtocolError(f"frame of {length} bytes, at most {CONTROL_LIMIT} are allowed")
+    return int(length)
 
 
 class FrameDecoder:
@@ -95,16 +107,16 @@ class FrameDecoder:
             end = start + LENGTH_BYTES + length
             if len(self._buffer) < end:
                 break
-            messages.append(_decode_link(bytes(self._buffer[start + LENGTH_BYTES : end])))
+            messages.append(_decode(_LINK_DECODER, bytes(self._buffer[start + LENGTH_BYTES : end]), "frame"))
             start = end
         del self._buffer[:start]
         return messages
 
 
-def _decode_link(body: bytes) -> LinkMessage:
+def _decode(decoder: msgspec.msgpack.Decoder[M], body: bytes | bytearray | memoryview, what: str) -> M:
     try:
-        message = _LINK_DECODER.decode(body)
+        message = decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed frame of {len(body)} bytes: {error}") from error
+        raise RemoteProtocolError(f"malformed {what} of {len(body)} bytes: {error}") from error
     check(message)
     return message

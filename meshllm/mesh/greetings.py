@@ -5,13 +5,33 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from meshllm.layout.layout import NodeId
+from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.addresses import may_pass_on
+from meshllm.mesh.facts import ModelFacts, NodeConfig
 from meshllm.mesh.membership import HEARTBEAT_S, Membership, Peer
-from meshllm.mesh.messages import Epoch, Heartbeat, PeerAddresses
+from meshllm.mesh.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Epoch, Heartbeat, Hello, PeerAddresses
 from meshllm.mesh.outbox import Outbox
 
 REMIND_S: Final = 30.0  # addresses are told again: two devices may have given each other up while they were cut off
+
+
+def make_hello(config: NodeConfig, model: ModelFacts | None, device: Device) -> Hello:
+    """What a link begins with, as of now."""
+    return Hello(
+        PROTOCOL_MAJOR,
+        PROTOCOL_MINOR,
+        config.build,
+        config.node,
+        config.incarnation,
+        config.name,
+        config.port,
+        device,
+        model.hash if model else None,
+        model.name if model else None,
+        config.threads,
+        config.isa,
+        whole=model is None or model.whole,
+    )
 
 
 class Greetings:

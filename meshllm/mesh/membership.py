@@ -16,6 +16,7 @@ from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.actions import Address, LinkId
 from meshllm.mesh.messages import Epoch, Heartbeat, Hello, ModelHash, ServedModel
+from meshllm.model.slicing import Slice
 
 HEARTBEAT_S: Final = 0.5
 SUSPECT_S: Final = 1.2  # without a message
@@ -74,6 +75,8 @@ class Peer:
     reason: str | None = None
     model: ModelHash | None = None
     model_name: str | None = None
+    whole: bool = True  # it holds all of the model's file
+    held: tuple[Slice, ...] = ()  # what it has fetched of it, else, the latest first
     device: Device | None = None
     free_bytes: int | None = None
     epoch: Epoch | None = None
@@ -143,7 +146,7 @@ class Membership:
         before = self._peers.get(hello.node)
         state = _next(before.state if before else PeerState.NEW, PeerEvent.JOINED)
         peer = Peer(hello, address, since=now, heard_at=now, state=state, link=link)
-        peer.model, peer.model_name, peer.device = hello.model, hello.model_name, hello.device
+        self._take_model(peer, hello)
         self._peers[hello.node] = peer
         self.version += 1
         return peer
@@ -178,9 +181,14 @@ class Membership:
 
     def served(self, node: NodeId, message: ServedModel) -> None:
         """Its model or measurements changed."""
-        peer = self._peers[node]
-        peer.model, peer.model_name, peer.device = message.model, message.model_name, message.device
+        self._take_model(self._peers[node], message)
         self.version += 1
+
+    def _take_model(self, peer: Peer, message: Hello | ServedModel) -> None:
+        if peer.model != message.model:
+            peer.held = ()
+        peer.model, peer.model_name, peer.device = message.model, message.model_name, message.device
+        peer.whole = message.whole
 
     def ended(self, node: NodeId, reason: str, now: float, *, forget: bool = False) -> None:
         """Its link is gone. forget: it said goodbye."""

@@ -6,34 +6,21 @@ Both are msgpack arrays [tag, fields...]; decoding checks every type, `check` th
 
 from __future__ import annotations
 
-from typing import NewType
-
 import msgspec
 
 from meshllm.layout.layout import Device, Layout, NodeId
+from meshllm.mesh.file_messages import FileHello as FileHello
+from meshllm.mesh.file_messages import Held as Held
+from meshllm.mesh.file_messages import Need as Need
+from meshllm.mesh.wire import Epoch as Epoch
+from meshllm.mesh.wire import Message as Message
+from meshllm.mesh.wire import ModelHash as ModelHash
+from meshllm.mesh.wire import RequestId as RequestId
 from meshllm.parameters import SampledToken, SamplingParameters
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
-
-RequestId = NewType("RequestId", str)  # 32 hex digits, made by the root
-ModelHash = NewType("ModelHash", str)  # SHA-256 of the file, 64 hex digits
-
-
-class Epoch(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A layout's number: grows only; the driver's id breaks ties between halves of a split mesh.
-
-    life: the driver's incarnation, so that a driver that was started anew and counts from 1 again names other epochs.
-    """
-
-    counter: int
-    driver: NodeId
-    life: int = 0
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all messages."""
-
+PROTOCOL_MINOR = 1
+PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 
 # --- control link -----------------------------------------------------------------------------------------------------
 
@@ -53,6 +40,7 @@ class Hello(Message, frozen=True, tag=1):
     model_name: str | None
     threads: int
     isa: str
+    whole: bool = True  # else it holds some of the file and fetches what a layout gives it
 
 
 class DataHello(Message, frozen=True, tag=9):
@@ -90,6 +78,7 @@ class ServedModel(Message, frozen=True, tag=4):
     model: ModelHash | None
     model_name: str | None
     device: Device
+    whole: bool = True
 
 
 class Prepare(Message, frozen=True, tag=10):
@@ -172,7 +161,7 @@ class Goodbye(Message, frozen=True, tag=30):
     refused: bool = False
 
 
-LinkHello = Hello | DataHello  # what may come first on a fresh link, and says which kind it is
+LinkHello = Hello | DataHello | FileHello  # what may come first on a fresh link, and says which kind it is
 
 ControlMessage = (
     Hello
@@ -184,6 +173,8 @@ ControlMessage = (
     | Refused
     | Commit
     | Abort
+    | Need
+    | Held
     | Submit
     | Tokens
     | Finished

@@ -17,11 +17,11 @@ from meshllm.mesh.checks import check
 from meshllm.mesh.driver import Driver
 from meshllm.mesh.epoch import EpochBook, EpochEvent
 from meshllm.mesh.facts import AddressSource, ModelFacts, NodeConfig, NodeView
+from meshllm.mesh.gathering import Gathering
+from meshllm.mesh.greetings import make_hello
 from meshllm.mesh.member import Member
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import (
-    PROTOCOL_MAJOR,
-    PROTOCOL_MINOR,
     Abort,
     Cancel,
     Commit,
@@ -31,7 +31,10 @@ from meshllm.mesh.messages import (
     Finished,
     Goodbye,
     Heartbeat,
+    Held,
     Hello,
+    ModelHash,
+    Need,
     PeerAddresses,
     Prepare,
     Prepared,
@@ -47,6 +50,7 @@ from meshllm.mesh.request import UNAVAILABLE
 from meshllm.mesh.routing import Routing
 from meshllm.mesh.sessions import Ended, Joined, SessionEvent, Sessions
 from meshllm.mesh.view import make_view
+from meshllm.model.slicing import Slice
 
 
 class Node:
@@ -65,8 +69,9 @@ class Node:
         self._planning.model, self._planning.device = model, device
         self._routing = Routing(config, self._planning, self._members, self._epochs, self._out)
         self._roots, self._admissions = self._routing.roots, self._routing.admissions
+        self._gathering = Gathering(config.node, self._planning, self._members, self._epochs, self._out)
         self._driver = Driver(
-            config.node, config.incarnation, self._planning, self._members, self._epochs, self._admissions, self._out
+            config, self._planning, self._gathering, self._members, self._epochs, self._admissions, self._out
         )
         self._member = Member(config, self._planning, self._members, self._epochs, self._driver, self._out)
         self._sessions.greetings.free_bytes = device.usable_bytes
@@ -162,6 +167,12 @@ class Node:
         """An epoch lost a data link or a step (to `node`, if one is to blame). RetireEpoch follows."""
         if self._begin(now):
             self._member.broken(epoch, node, reason, self._now)
+            self._review()
+
+    def held(self, model: ModelHash, part: Slice, problem: str | None, now: float) -> None:
+        """A Gather was carried out; problem: or cannot be, for now."""
+        if self._begin(now):
+            self._gathering.held(model, part, problem, self._now)
             self._review()
 
     # --- requests whose root is this daemon
@@ -265,7 +276,7 @@ class Node:
 
     def _served_model(self) -> ServedModel:
         hello = self._hello()
-        return ServedModel(hello.model, hello.model_name, hello.device)
+        return ServedModel(hello.model, hello.model_name, hello.device, hello.whole)
 
     def _follow(self, events: list[SessionEvent]) -> None:
         for event in events:
@@ -297,6 +308,8 @@ class Node:
                 self._follow(self._sessions.end(node, f"stopped: {reason}", self._now, forget=True))
             case Prepare() | Commit() | Abort() | Prepared() | Refused():
                 wrong = self._member.take(node, message, self._now)
+            case Need() | Held():
+                self._gathering.take(node, message, self._now)
             case Submit() | Cancel() | Tokens() | Finished() | Failed():
                 wrong = self._routing.take(node, message, self._now)
             case Hello():
@@ -310,17 +323,4 @@ class Node:
         config, model, device = self._config, self._planning.model, self._planning.device
         if device is None:
             raise LocalProtocolError("a node without a device")
-        return Hello(
-            PROTOCOL_MAJOR,
-            PROTOCOL_MINOR,
-            config.build,
-            config.node,
-            config.incarnation,
-            config.name,
-            config.port,
-            device,
-            model.hash if model else None,
-            model.name if model else None,
-            config.threads,
-            config.isa,
-        )
+        return make_hello(config, model, device)

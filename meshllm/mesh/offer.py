@@ -12,7 +12,7 @@ from meshllm.layout.layout import Layout, NodeId
 from meshllm.layout.split import reserved_bytes
 from meshllm.mesh.facts import ModelFacts
 from meshllm.mesh.messages import Epoch
-from meshllm.mesh.planning import Situation
+from meshllm.mesh.situation import Situation
 
 
 class OfferState(StrEnum):

@@ -23,6 +23,7 @@ from meshllm.mesh.epoch import EpochBook
 from meshllm.mesh.facts import ModelFacts, NodeConfig
 from meshllm.mesh.membership import Membership, PeerState
 from meshllm.mesh.outbox import Outbox
+from meshllm.mesh.situation import Situation
 from meshllm.mesh.speeds import SpeedBook
 
 SETTLE_S: Final = 0.5
@@ -35,15 +36,6 @@ MOVE_GAIN: Final = 0.05  # of an answer's time; speeds seen at work differ by le
 FIRST_EXCLUSION_S: Final = 2.0
 LONGEST_EXCLUSION_S: Final = 60.0  # trying again is harmless: it is prepared beside what runs
 FORGIVE_S: Final = 120.0  # after which a failure no longer lengthens the next exclusion
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """All that a plan depends on, but round trips."""
-
-    model: ModelFacts
-    devices: tuple[tuple[int, Device], ...]  # with incarnations; ours first
-    left_out: tuple[tuple[NodeId, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +117,8 @@ class Planning:
         self._notice(situation, now)
         return now >= min(self._plan_at, self._recheck_at) and not self._must_wait(offering=offering, now=now)
 
-    def plan(self, now: float) -> tuple[Layout, Situation] | None:
-        """Plans; None where there is none (`problem` says why) or nobody to plan for."""
+    def plan(self, now: float, but: Sequence[NodeId] = (), why: str = "") -> tuple[Layout, Situation] | None:
+        """Plans; None where there is none (`problem` says why) or nobody to plan for. but: who is left out, and why."""
         situation = self._situation(now)
         if situation is None:
             return None
@@ -136,6 +128,7 @@ class Planning:
             ranks = [share.node for share in current.layout.shares]
             self._speeds.observe(situation.devices, current.epoch.counter, ranks)
         situation = Situation(situation.model, self._speeds.comparable(situation.devices), situation.left_out)
+        situation = situation.without(but, why)
         devices = [device for _, device in situation.devices]
         found = plan(
             devices,

@@ -65,6 +65,10 @@ class ModelFile:
         """The whole file, bytes."""
         return self._view
 
+    def read(self, start: int, size: int) -> bytes:
+        """Bytes from the disk, not by way of the map; fewer where the file was cut short. Raises OSError."""
+        return os.pread(self._descriptor, size, start)
+
     def check_unchanged(self) -> None:
         """Raises ModelFileError where the file was written to or cut short since it was opened."""
         if file_identity(os.fstat(self._descriptor)) != self.identity:

@@ -29,6 +29,11 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     ffn: Range
     vocab: Range
 
+    def holds(self, other: Slice) -> bool:
+        """Whether all of another slice is in this one."""
+        pairs = ((self.heads, other.heads), (self.ffn, other.ffn), (self.vocab, other.vocab))
+        return all(not theirs or (ours.start <= theirs.start and theirs.stop <= ours.stop) for ours, theirs in pairs)
+
     def kv_heads(self, group: int) -> Range:
         """KV heads that these query heads read, `group` query heads to one KV head."""
         if not self.heads:

@@ -1,9 +1,9 @@
 """One TLS stream <-> messages. Errors of trio, ssl and the system are mapped here, once: LinkLostError,
 RemoteProtocolError.
 
-Opening: TLS 1.3 with both sides verified. The one that accepts hears first; the first message (Hello or DataHello) says
-which kind of link it is, and only then is the peer authenticated. A ControlLink then runs one reader and one writer
-task. Decides nothing about the protocol.
+Opening: TLS 1.3 with both sides verified. The one that accepts hears first; the first message (Hello, DataHello,
+FileHello) says which kind of link it is, and only then is the peer authenticated. A ControlLink then runs one reader
+and one writer task. Decides nothing about the protocol.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import trio
 
 from meshllm.errors import LinkLostError, RemoteProtocolError
 from meshllm.mesh.framing import FrameDecoder, LinkMessage, encode_frame
-from meshllm.mesh.messages import ControlMessage, DataHello, Goodbye, Hello
+from meshllm.mesh.messages import ControlMessage, DataHello, FileHello, Goodbye, Hello
 from meshllm.net.reasons import first_of, reason_of
 
 TlsStream = trio.SSLStream[trio.SocketStream]
 Address = tuple[str, int]
-LinkHello = Hello | DataHello
+LinkHello = Hello | DataHello | FileHello
 
 OPEN_TIMEOUT_S = 5.0  # a stranger has so long for handshake and first message
 SEND_TIMEOUT_S = 5.0  # a peer that takes nothing for so long is lost
@@ -93,7 +93,7 @@ async def receive_hello(stream: TlsStream, decoder: FrameDecoder) -> tuple[LinkH
         messages = decoder.feed(data)
         if messages:
             hello = messages[0]
-            if not isinstance(hello, (Hello, DataHello)):
+            if not isinstance(hello, (Hello, DataHello, FileHello)):
                 raise RemoteProtocolError(f"began with {type(hello).__name__} instead of Hello")
             return hello, messages[1:]
 
@@ -195,8 +195,8 @@ class ControlLink:
                 return
             try:
                 for message in self._decoder.feed(data):
-                    if isinstance(message, DataHello):
-                        raise RemoteProtocolError("sent DataHello on a control link")
+                    if isinstance(message, DataHello | FileHello):
+                        raise RemoteProtocolError(f"sent {type(message).__name__} on a control link")
                     receive(message)
             except RemoteProtocolError as error:  # it should know why, whatever it makes of it
                 self.send(Goodbye(str(error), refused=True))

@@ -12,7 +12,8 @@ from meshllm.mesh.facts import ModelFacts, NodeConfig
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import ModelHash
 from meshllm.mesh.outbox import Outbox
-from meshllm.mesh.planning import Planning, Situation
+from meshllm.mesh.planning import Planning
+from meshllm.mesh.situation import Situation
 from tests.shapes import LLAMA_1B
 
 MODEL = ModelFacts(hash=ModelHash("ab" * 32), name="one", shape=LLAMA_1B)

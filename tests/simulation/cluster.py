@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data_plane import END_TOKEN, VOCAB, DataPlane
 from invariants import Invariants, Reader
@@ -24,6 +24,7 @@ from meshllm.mesh.actions import (
     CommitEpoch,
     Deliver,
     Dial,
+    Gather,
     LinkId,
     PrepareEpoch,
     Report,
@@ -33,9 +34,9 @@ from meshllm.mesh.actions import (
 from meshllm.mesh.checks import check
 from meshllm.mesh.facts import LayoutMode, ModelFacts, NodeConfig
 from meshllm.mesh.framing import FrameDecoder, encode_frame
-from meshllm.mesh.messages import DataHello, Epoch, ModelHash, RequestId, Submit
+from meshllm.mesh.messages import DataHello, Epoch, FileHello, ModelHash, RequestId, Submit
 from meshllm.mesh.node import Node
-from meshllm.model.slicing import ModelShape
+from meshllm.model.slicing import ModelShape, Slice
 from meshllm.parameters import SamplingParameters
 
 SHAPE = ModelShape(
@@ -66,6 +67,7 @@ class Options:
     layout: LayoutMode = "all"
     memory: int = 100_000_000
     refusals: float = 0.0
+    partial: float = 0.0  # chance of a process to begin without the model's weights
 
 
 class Process:
@@ -81,6 +83,8 @@ class Process:
         self.links: dict[LinkId, tuple[Link, int]] = {}
         self.queue: list[Callable[[], None]] = []  # while paused
         self.reports: list[Report] = []
+        self.whole = cluster.scheduler.rng.random() >= options.partial if options.partial else True
+        self.parts: list[Slice] = []  # fetched, and kept on disk
         self._woken_for = math.inf
         self._wakes: list[float] = []
 
@@ -107,7 +111,7 @@ class Process:
         device = Device(node=self.node_id, read_gbps=speed, matmul_gops=10 * speed, usable_bytes=self.options.memory)
         self.links, self.queue, self.paused, self._woken_for = {}, [], False, math.inf
         self.data = DataPlane(self.cluster, self)
-        self.node = Node(config, device, MODEL, self.now)
+        self.node = Node(config, device, replace(MODEL, whole=self.whole), self.now)
         for other in self.cluster.processes:
             if other is not self:
                 static = rng.random() < 0.5
@@ -196,6 +200,9 @@ class Process:
                 self.cluster.dial(self, key, addresses[0][1] - 7000)
             case PrepareEpoch():
                 invariants.prepares(self.node_id, action)
+                if action.rank is not None:
+                    part = action.layout.shares[action.rank].slice
+                    assert self.whole or any(held.holds(part) for held in self.parts), "offered what is not here"
                 self.data.prepare(action)
             case CommitEpoch(epoch):
                 assert self.data.epochs[epoch].linked
@@ -203,6 +210,8 @@ class Process:
             case RetireEpoch(epoch, reason):
                 self.data.retire(epoch)
                 self.cluster.member_left(self, epoch, reason)
+            case Gather(model, part):
+                self._gather(model, part)
             case Admit():
                 invariants.admits(who, action)
                 self.data.admit(action)
@@ -212,6 +221,18 @@ class Process:
                 invariants.delivers(action)
             case Report():
                 self.reports.append(action)
+
+    def _gather(self, model: ModelHash, part: Slice) -> None:
+        """Fetches, at once or slowly, or finds no space."""
+        rng = self.cluster.scheduler.rng
+        problem = None if rng.random() >= self.cluster.refusals else "no space left"
+
+        def done() -> None:
+            if problem is None:
+                self.parts.append(part)
+            self.call(lambda node, now: node.held(model, part, problem, now))
+
+        self.later(rng.choice((0.0, 0.5, 5.0)), done)
 
     # --- links
 
@@ -223,7 +244,7 @@ class Process:
         def receive(item: object) -> None:
             if self.life == life and self.node is not None and isinstance(item, bytes):
                 for message in decoder.feed(item):
-                    assert not isinstance(message, DataHello)
+                    assert not isinstance(message, DataHello | FileHello)
                     self.call(lambda node, now, message=message: node.receive(link_id, message, now))
                 decoder.admit()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from cluster import SHAPE, Cluster, Options
@@ -118,8 +119,8 @@ def _check_alive(cluster: Cluster) -> None:
         assert not any(data.requests for data in process.data.epochs.values()), "a request runs for nobody"
 
 
-def _live_through(seed: int) -> Cluster:
-    cluster = Cluster(seed, _draw_options(seed))
+def _live_through(seed: int, partial: float = 0.0) -> Cluster:
+    cluster = Cluster(seed, replace(_draw_options(seed), partial=partial))
     cluster.run(cluster.scheduler.rng.uniform(0.0, 8.0))
     for _ in range(cluster.scheduler.rng.randint(10, 60)):
         _torment(cluster)
@@ -134,12 +135,18 @@ def test_mesh_survives_the_world(seed: int) -> None:
     _live_through(seed)
 
 
-def test_mesh_survives_fresh_worlds() -> None:
+@pytest.mark.parametrize("seed", range(40, 64))
+def test_mesh_survives_while_files_are_fetched(seed: int) -> None:
+    _live_through(seed, partial=0.6)
+
+
+@pytest.mark.parametrize("partial", [0.0, 0.6])
+def test_mesh_survives_fresh_worlds(partial: float) -> None:
     given = os.environ.get("MESHLLM_SIMULATION_SEED")
     first = int(given) if given else time.time_ns() % 2**32
     for seed in range(first, first + int(os.environ.get("MESHLLM_SIMULATION_WORLDS", "1" if given else "4"))):
         try:
-            _live_through(seed)
+            _live_through(seed, partial)
         except BaseException as error:
             error.add_note(f"again: MESHLLM_SIMULATION_SEED={seed} pytest tests/simulation -k fresh")
             raise

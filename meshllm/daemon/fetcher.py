@@ -1,0 +1,219 @@
+"""What this daemon gets from its peers: a model where it has none, and the parts that layouts give it. Owned by
+the control loop.
+
+A daemon without a model takes the one that it was told to serve, or that most peers serve: its head first, with which
+it is a root. Parts follow when a driver needs them. A file that has become whole moves into the store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from meshllm.daemon.fetch import Fetch
+from meshllm.daemon.model_store import ModelStore, valid_name
+from meshllm.daemon.partial_file import PartialFile, PartialModelFile, partial_files
+from meshllm.daemon.served_model import ModelFollower, ServedModel
+from meshllm.daemon.source_links import Dial
+from meshllm.errors import MeshLLMError, UnavailableError
+from meshllm.kernels.binding import guard_map
+from meshllm.layout.layout import NodeId
+from meshllm.log import Logger
+from meshllm.mesh.facts import PeerView
+from meshllm.mesh.manifest import Manifest
+from meshllm.mesh.messages import ModelHash
+from meshllm.model.slice_bytes import slice_ranges
+from meshllm.model.slicing import Slice
+from meshllm.status import FetchStatus
+
+LOOK_S: Final = 0.5  # between looks for a peer with a model, while there is none
+AGAIN_S: Final = 5.0  # after a fetch failed
+MAX_FETCHES: Final = 4  # models at once
+
+Held = Callable[[ModelHash, Slice, str | None], None]
+
+
+class Fetcher:
+    """See the head of this file."""
+
+    def __init__(
+        self,
+        *,
+        own: NodeId,
+        store: ModelStore,
+        models: ModelFollower,
+        peers: Callable[[], Sequence[PeerView]],
+        dial: Dial,
+        is_busy: Callable[[], bool],
+        held: Held,
+        log: Logger,
+    ) -> None:
+        """peers: all that there are, as now. held: told when a part was gathered, or why it cannot be."""
+        self._own = own
+        self._store = store
+        self._models = models
+        self._peers = peers
+        self._dial = dial
+        self._is_busy = is_busy
+        self._held = held
+        self._log = log
+        self._fetches: dict[str, Fetch] = {}
+        self._gathering = trio.CancelScope()
+        self._problem: tuple[str, str] | None = None  # SHA-256, why the last one failed
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            while True:
+                wait_s = LOOK_S
+                if (wanted := self._models.wanted_of_peers) is not None and (sha256 := self._choose(wanted)):
+                    try:
+                        await self._serve_part(sha256)
+                        self._problem = None
+                    except MeshLLMError as error:
+                        wait_s = AGAIN_S
+                        self.failed(sha256, str(error))
+                await trio.sleep(wait_s)
+
+    # --- parts of the served model
+
+    def has_part(self, part: Slice) -> bool:
+        """Whether all that a slice of the served model needs is here."""
+        served = self._models.served
+        return served is not None and (served.part is None or served.part.has_all(_chunks_of(served, part)))
+
+    def gather(self, model: ModelHash, part: Slice) -> None:
+        """Gets what a slice needs; it replaces what was asked for before."""
+        self._gathering.cancel()
+        self._gathering = trio.CancelScope()
+        if self._nursery is not None:
+            self._nursery.start_soon(self._gather, model, part, self._gathering)
+
+    async def _gather(self, model: ModelHash, part: Slice, scope: trio.CancelScope) -> None:
+        with scope:
+            problem: str | None = None
+            try:
+                served = self._models.served
+                if served is None or served.sha256 != model:
+                    raise UnavailableError("serves another model now")
+                if served.part is not None:
+                    await self.fetch(model).get(lambda _: _chunks_of(served, part))
+                    self._problem = None
+                    await self.keep_if_whole(served.part)
+            except MeshLLMError as error:
+                problem = str(error)
+                self.failed(model, problem)
+            self._held(model, part, problem)
+
+    # --- what is going on
+
+    def status(self) -> FetchStatus | None:
+        """Of what is being fetched, or could not be."""
+        busy = next((fetch for fetch in self._fetches.values() if fetch.is_wanted), None)
+        failed = self._fetches.get(self._problem[0]) if self._problem is not None else None
+        fetch = busy or failed
+        return None if fetch is None else self.status_of(fetch)
+
+    def status_of(self, fetch: Fetch) -> FetchStatus:
+        """How far one is."""
+        done, wanted = fetch.progress()
+        names = {peer.node: peer.name for peer in self._peers()}
+        failed = self._problem[1] if self._problem is not None and self._problem[0] == fetch.sha256 else None
+        return FetchStatus(
+            name=fetch.part.name if fetch.part is not None else fetch.sha256[:8],
+            sha256=fetch.sha256,
+            done_bytes=done,
+            wanted_bytes=wanted,
+            sources=tuple(names.get(node, node) for node in fetch.sources),
+            error=failed or fetch.problem(),
+        )
+
+    def failed(self, sha256: str, problem: str) -> None:
+        """Says why a fetch came to nothing, until one succeeds."""
+        if self._problem != (sha256, problem):
+            self._log.warning("fetch_failed", sha256=sha256[:16], reason=problem)
+        self._problem = (sha256, problem)
+
+    # --- inside
+
+    def _choose(self, wanted: str) -> str | None:
+        """SHA-256 of the model to fetch, None while nobody has one: one that was begun goes first."""
+        for sha256, name in partial_files(self._store.partial):
+            if wanted in ("", name, sha256):
+                return sha256
+        named = [(peer.model, peer.model_name) for peer in self.live_peers()]
+        served = Counter(model for model, name in named if model and wanted in ("", name, model))
+        return str(min(served.items(), key=lambda entry: (-entry[1], entry[0]))[0]) if served else None
+
+    def live_peers(self) -> list[PeerView]:
+        """Those with a link."""
+        return [peer for peer in self._peers() if peer.state in ("connected", "suspected")]
+
+    def fetch(self, sha256: str) -> Fetch:
+        """The one of this file, begun or not. Raises UnavailableError where there are too many."""
+        fetch = self._fetches.get(sha256)
+        if fetch is None:
+            if len(self._fetches) >= MAX_FETCHES or self._nursery is None:
+                raise UnavailableError(f"{len(self._fetches)} models are being fetched already; wait for one of them")
+            fetch = self._fetches[sha256] = Fetch(
+                self._store.partial,
+                self._own,
+                sha256,
+                peers=lambda: [peer for peer in self.live_peers() if peer.model == sha256],
+                dial=self._dial,
+                is_busy=self._is_busy,
+                log=self._log,
+            )
+            self._nursery.start_soon(fetch.run)
+        return fetch
+
+    async def _serve_part(self, sha256: str) -> None:
+        fetch = self.fetch(sha256)
+        await fetch.get(lambda manifest: manifest.chunks_of([(0, manifest.head_bytes)]))
+        assert fetch.part is not None
+        self._models.serve_part(await trio.to_thread.run_sync(_open_part, fetch.part))
+        await self.keep_if_whole(fetch.part)
+
+    async def keep_if_whole(self, part: PartialFile, name: str | None = None) -> None:
+        """Moves a file into the store, once all of it is here and its content hash was checked."""
+        fetch = self._fetches.get(part.sha256)
+        if not part.is_whole or fetch is None or fetch.part is not part:
+            return
+        del self._fetches[part.sha256]  # no two do it
+        fetch.stop()
+        try:
+            await trio.to_thread.run_sync(part.check_whole)
+        except MeshLLMError as error:
+            if self._models.served is not None and self._models.served.part is part:
+                self._models.lose(self._models.served.file, error)
+            raise
+        kept = name or (part.name if valid_name(part.name) else f"model-{part.sha256[:8]}")
+        await trio.to_thread.run_sync(self._store.adopt, part.path, kept, part.sha256)
+        part.remove()
+        self._log.info("fetch_finished", model=kept, sha256=part.sha256[:16], bytes=part.manifest.size)
+        self._models.part_is_whole()
+
+
+def _chunks_of(served: ServedModel, part: Slice) -> list[int]:
+    """Chunks that a slice of a partial file needs, the head's with them."""
+    assert served.part is not None
+    manifest: Manifest = served.part.manifest
+    ranges = slice_ranges(served.file.gguf, served.file.hyperparameters, part)
+    return manifest.chunks_of([(0, manifest.head_bytes), *ranges])
+
+
+def _open_part(part: PartialFile) -> ServedModel:
+    """Blocks. Raises ModelFileError."""
+    file = PartialModelFile.open(part.path)
+    try:
+        guard_map(file, file.data)
+        _ = file.hyperparameters, file.tokenizer, file.chat_template
+    except BaseException:
+        file.close()
+        raise
+    return ServedModel(part.name, part.sha256, part.manifest.size, file, part)
