@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from meshllm.api.body import read_request
 from meshllm.api.completions import complete_chat, complete_text
 from meshllm.api.hosts import HostCheck
-from meshllm.api.openai import DetokenizeRequest, TokenizeRequest, error_object
+from meshllm.api.openai import DetokenizeRequest, PullRequest, TokenizeRequest, error_object
 from meshllm.api.streams import BROKEN, ClientGoneError, error_response, json_response
 from meshllm.daemon.generation import Generator
 from meshllm.errors import InvalidRequestError, MeshLLMError, NoModelError
@@ -50,6 +50,7 @@ def make_app(generator: Generator, log: Logger, hosts: Collection[str] = ()) -> 
             route("/v1/models", "GET", _models),
             route("/v1/models/{name:path}", "GET", _model),
             route("/models/reload", "POST", _reload),
+            route("/models/pull", "POST", _pull),
             route("/tokenize", "POST", _tokenize),
             route("/detokenize", "POST", _detokenize),
             route("/status", "GET", _status),
@@ -111,8 +112,15 @@ async def _model(request: Request, generator: Generator) -> Response:
 
 
 async def _reload(_: Request, generator: Generator) -> Response:
-    generator.reload()
+    generator.control.reload()
     return json_response({"status": "ok"})
+
+
+async def _pull(request: Request, generator: Generator) -> Response:
+    """Begins to get a whole file from other devices, or says how far it is; asked again and again until it is here."""
+    asked = await read_request(request, PullRequest)
+    status = generator.control.files.pull(asked.source, asked.name or asked.source, asked.state_dir)
+    return Response(msgspec.json.encode(status), media_type="application/json")
 
 
 async def _tokenize(request: Request, generator: Generator) -> Response:

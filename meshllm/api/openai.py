@@ -194,6 +194,16 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     keep_special: bool = True
 
 
+class PullRequest(msgspec.Struct, kw_only=True):
+    """POST /models/pull. source: name or hash of a model that a peer serves. name: to keep it under. state_dir: of the
+    command that asks, so that it does not look for the file elsewhere.
+    """
+
+    source: str
+    name: str | None = None
+    state_dir: str
+
+
 ErrorType: TypeAlias = Literal["invalid_request_error", "server_error"]
 
 

@@ -1,4 +1,5 @@
-"""The commands `pull`, `models` and `tokenize`: they work on files and need no daemon."""
+"""The commands `pull`, `models` and `tokenize`: they work on files and need no daemon; `pull`
+uses one that runs, to copy a model from other devices."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshllm.cli.options import client_of, socket_option
 from meshllm.errors import ModelFileError, NoModelError, UsageError
 
 if TYPE_CHECKING:  # imported where they are used: `tokenize` must not pay for `pull`, nor the other way round
@@ -27,19 +29,23 @@ _state_dir = click.option(
 @click.option("--name", help="Name to keep it under; the file's own if not given.")
 @click.option("--copy", is_flag=True, help="Copy a file instead of linking to it.")
 @_state_dir
-def pull(source: str, name: str | None, copy: bool, state_dir: Path | None) -> None:
+@socket_option
+def pull(source: str, name: str | None, copy: bool, state_dir: Path | None, socket: Path | None) -> None:
     """Get the model SOURCE ("smollm2"), or register the GGUF file at the path SOURCE.
 
-    A file is linked into the state folder, so it needs no second copy on disk. A name that is taken moves to the new
-    file. ^C leaves everything as it was.
+    A name is asked of the mesh first, where a daemon runs here: what other devices serve under it is copied from them.
+    The internet comes second. A file is linked into the state folder, so it needs no second copy on disk. A name that
+    is taken moves to the new file. ^C leaves the models as they were.
     """
+    from meshllm.cli.mesh_pull import is_path, pull_from_mesh
     from meshllm.cli.progress import shown_progress
     from meshllm.cli.text import in_bytes
     from meshllm.daemon import model_sources
 
     store = _store(state_dir)
     with shown_progress() as progress:
-        model, how = model_sources.pull(store, source, name, copy=copy, progress=progress)
+        found = None if is_path(source) else pull_from_mesh(client_of(socket), store, source, name, progress)
+        model, how = found or model_sources.pull(store, source, name, copy=copy, progress=progress)
     click.echo(f"{model.name}: {in_bytes(model.size)}, sha256 {model.sha256[:12]}…, {how}", err=True)
     if model.replaced is not None:
         click.echo(f"{model.name} now names {source} (was sha256 {model.replaced[:12]}…)", err=True)

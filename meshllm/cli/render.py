@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshllm.cli.text import bar, in_bytes, in_microseconds, in_time, printable
-from meshllm.status import PeerState, PeerStatus, Status
+from meshllm.status import FetchStatus, PeerState, PeerStatus, Status
 
 # Columns of the terminal from which more is shown: counts of a slice, then speed, then addresses.
 ROOM_FOR_COUNTS, ROOM_FOR_SPEED, ROOM_FOR_ADDRESSES = 84, 116, 136
@@ -137,6 +137,8 @@ def _notes(status: Status) -> list[Text]:
             notes.append(Text.assemble((f"{printable(peer.name)}: ", ""), (printable(reason), "yellow")))
     if status.model is not None and status.model.error:
         notes.append(Text.assemble(f"{printable(status.model.name)}: ", (printable(status.model.error), "red")))
+    if status.fetch is not None:
+        notes.append(_fetch(status.fetch))
     counts, cost = status.requests, status.exchange
     line = f"{counts.active} answering, {counts.answered} answered"
     if counts.failed:
@@ -147,3 +149,14 @@ def _notes(status: Status) -> list[Text]:
         line += f" ({in_microseconds(cost.compute_us)} compute + {in_microseconds(cost.exchange_us)} exchange a token,"
         line += f" {in_bytes(round(cost.bytes_sent))} sent)"
     return [*notes, Text(line, "dim")]
+
+
+def _fetch(fetch: FetchStatus) -> Text:
+    """How far a file is on its way here, or why it does not come."""
+    text = Text(f"fetching {printable(fetch.name)}: ")
+    if fetch.wanted_bytes:
+        part = fetch.done_bytes / fetch.wanted_bytes
+        text.append(bar(part), "cyan").append(f" {in_bytes(fetch.done_bytes)} of {in_bytes(fetch.wanted_bytes)}")
+    if fetch.sources:
+        text.append(f" from {', '.join(printable(name) for name in fetch.sources)}")
+    return text.append(f" {printable(fetch.error)}", "yellow") if fetch.error else text

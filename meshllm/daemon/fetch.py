@@ -51,6 +51,7 @@ class Fetch:
         self._life = trio.CancelScope()
         self._links: SourceLinks | None = None
         self.part: PartialFile | None = None
+        self.is_moving = False  # into the store
 
     async def run(self) -> None:
         """Runs the links while anything is wanted, until cancelled or stopped."""

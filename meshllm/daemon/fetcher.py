@@ -18,7 +18,7 @@ from meshllm.daemon.model_store import ModelStore, valid_name
 from meshllm.daemon.partial_file import PartialFile, PartialModelFile, partial_files
 from meshllm.daemon.served_model import ModelFollower, ServedModel
 from meshllm.daemon.source_links import Dial
-from meshllm.errors import MeshLLMError, UnavailableError
+from meshllm.errors import MeshLLMError, ModelFileError, UnavailableError
 from meshllm.kernels.binding import guard_map
 from meshllm.layout.layout import NodeId
 from meshllm.log import Logger
@@ -182,18 +182,20 @@ class Fetcher:
     async def keep_if_whole(self, part: PartialFile, name: str | None = None) -> None:
         """Moves a file into the store, once all of it is here and its content hash was checked."""
         fetch = self._fetches.get(part.sha256)
-        if not part.is_whole or fetch is None or fetch.part is not part:
+        if not part.is_whole or fetch is None or fetch.part is not part or fetch.is_moving:
             return
-        del self._fetches[part.sha256]  # no two do it
-        fetch.stop()
+        fetch.is_moving = True
         try:
             await trio.to_thread.run_sync(part.check_whole)
-        except MeshLLMError as error:
+            kept = name or (part.name if valid_name(part.name) else f"model-{part.sha256[:8]}")
+            await trio.to_thread.run_sync(self._store.adopt, part.path, kept, part.sha256)
+        except ModelFileError as error:
             if self._models.served is not None and self._models.served.part is part:
                 self._models.lose(self._models.served.file, error)
             raise
-        kept = name or (part.name if valid_name(part.name) else f"model-{part.sha256[:8]}")
-        await trio.to_thread.run_sync(self._store.adopt, part.path, kept, part.sha256)
+        finally:
+            fetch.stop()
+            del self._fetches[part.sha256]
         part.remove()
         self._log.info("fetch_finished", model=kept, sha256=part.sha256[:16], bytes=part.manifest.size)
         self._models.part_is_whole()

@@ -85,11 +85,11 @@ class Files:
             return "has not fetched its part of the model yet"
         return served
 
-    def pull(self, name: str, state_dir: str) -> FetchStatus:
+    def pull(self, source: str, name: str, state_dir: str) -> FetchStatus:
         """As Pulls.pull, for a command that works on this daemon's state folder. Raises UnavailableError for others."""
         if str(self._store.folder.parent.resolve()) != state_dir:
             raise UnavailableError(f"this daemon keeps its models elsewhere: {self._store.folder.parent}")
-        return self._pulls.pull(name)
+        return self._pulls.pull(source, name)
 
     def status(self) -> FetchStatus | None:
         """Of what is being fetched, or could not be."""

@@ -86,20 +86,16 @@ class Generator:
 
     def __init__(self, control: ControlLoop, context: int) -> None:
         """context: positions a sequence may have by configuration."""
-        self._control = control
+        self.control = control
         self._context = context
 
     def status(self) -> Status:
         """Everything that is known of this daemon and its mesh."""
-        return self._control.status()
-
-    def reload(self) -> None:
-        """Looks for a model again, if none is served."""
-        self._control.reload()
+        return self.control.status()
 
     def model(self, name: str | None = None) -> ServedModel:
         """The model served, if `name` is None, its name or its hash. Raises NoModelError or ModelFileError."""
-        return self._control.model(name)
+        return self.control.model(name)
 
     def tokenizer(self) -> Tokenizer:
         """Of the model served."""
@@ -108,7 +104,7 @@ class Generator:
     def context_length(self) -> int:
         """Positions that prompt and answer may take together."""
         limit = min(self._context, self.model().file.hyperparameters.context_length)
-        layout = self._control.status().layout
+        layout = self.control.status().layout
         return limit if layout is None else min(limit, layout.context)
 
     async def encode_chat(
@@ -182,7 +178,7 @@ class Generator:
         """
         text = TextStream(self.tokenizer(), request.stop)
         async with (
-            self._control.open_request(request.submit) as deliveries,
+            self.control.open_request(request.submit) as deliveries,
             aclosing(self._pieces(deliveries, text)) as pieces,
         ):
             yield pieces
@@ -223,7 +219,7 @@ class Generator:
         raise UnavailableError("the daemon is stopping: ask again when it runs")
 
     def _ranks(self) -> tuple[str, ...]:
-        status = self._control.status()
+        status = self.control.status()
         names = {peer.id: peer.name for peer in status.peers}
         ranks = status.layout.ranks if status.layout is not None else ()
         return tuple(names.get(node, node) for node in ranks)

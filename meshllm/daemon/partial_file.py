@@ -15,6 +15,7 @@ import errno
 import hashlib
 import os
 import shutil
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,7 @@ class PartialFile:
         self.path, self.sha256 = path, path.stem
         self.name, self.manifest, self.voucher = head.name, head.manifest, head.voucher
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
         self.here = self._recorded()
 
     @classmethod
@@ -138,10 +140,6 @@ class PartialFile:
         """Forgets everything of it; what is mapped stays readable until it is unmapped."""
         for suffix in (".gguf", ".record", ".manifest"):
             self.path.with_suffix(suffix).unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Gives the descriptor up."""
-        os.close(self._descriptor)
 
     def _read(self, chunk: int) -> bytes:
         return os.pread(self._descriptor, self.manifest.length(chunk), chunk * CHUNK_BYTES)

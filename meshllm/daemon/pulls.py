@@ -8,8 +8,8 @@ from typing import Final
 import trio
 
 from meshllm.daemon.fetcher import Fetcher
-from meshllm.daemon.model_store import ModelStore
-from meshllm.errors import MeshLLMError, NoModelError, UnavailableError
+from meshllm.daemon.model_store import ModelStore, valid_name
+from meshllm.errors import MeshLLMError, NoModelError, UnavailableError, UsageError
 from meshllm.status import FetchStatus
 
 LEASE_S: Final = 5.0  # a pull that nobody asks about for so long is given up; what has come is kept
@@ -31,14 +31,15 @@ class Pulls:
             self._nursery = nursery
             await trio.sleep_forever()
 
-    def pull(self, name: str) -> FetchStatus:
-        """Begins, or goes on with, getting the whole file that peers serve under this name or hash; how far it is.
-
-        Raises NoModelError, UnavailableError.
+    def pull(self, source: str, name: str) -> FetchStatus:
+        """Begins, or goes on with, getting the whole file that peers serve under the name or hash `source`, to keep it
+        under `name`; how far it is. Raises NoModelError, UnavailableError, UsageError.
         """
-        found = [p.model for p in self._fetcher.live_peers() if p.model and name in (p.model_name, p.model)]
+        if not valid_name(name):
+            raise UsageError(f"{name!r} cannot name a model: letters, digits and . _ : + -, at most 128; use --name")
+        found = [p.model for p in self._fetcher.live_peers() if p.model and source in (p.model_name, p.model)]
         if not found:
-            raise NoModelError(f"no connected device serves a model {name!r}")
+            raise NoModelError(f"no connected device serves a model {source!r}")
         sha256 = str(Counter(found).most_common(1)[0][0])
         stored = next((model for model in self._store.list() if (model.name, model.sha256) == (name, sha256)), None)
         if stored is not None and stored.path.exists():
