@@ -17,6 +17,20 @@ _LLAMA3: Final = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2: Final = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Words are cut where capitals follow small letters. Letters without case, and marks, go with either.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+SUFFIX|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*SUFFIX|DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT4O: Final = _CASED.replace("SUFFIX", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("DIGITS", r"\p{N}{1,3}")
+_TEKKEN: Final = _CASED.replace("SUFFIX", "").replace("DIGITS", r"\p{N}")
+_DEEPSEEK3: Final = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CJK: Final = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_CJK_AND_HANGUL: Final = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +43,25 @@ class PreTokenizer:
     adds_bos: bool = False  # where the file does not say
 
 
+_DIGITS_APART: Final = PreTokenizer((r"\p{N}", _GPT2))
 _LLAMA_BPE: Final = PreTokenizer((_LLAMA3,), ignore_merges=True, adds_bos=True)
 
 PRE_TOKENIZERS: Final = MappingProxyType(
     {
         "gpt-2": PreTokenizer((_GPT2,)),
-        "smollm": PreTokenizer((r"\p{N}", _GPT2)),
+        "smollm": _DIGITS_APART,
+        "starcoder": _DIGITS_APART,
+        "refact": _DIGITS_APART,  # Granite 3
         "qwen2": PreTokenizer((_QWEN2,), nfc=True),
+        "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
+        "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
+        "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_AND_HANGUL, r"\p{N}")),
         "llama-bpe": _LLAMA_BPE,
         "llama3": _LLAMA_BPE,
         "llama-v3": _LLAMA_BPE,
+        "smaug-bpe": PreTokenizer((_LLAMA3,)),  # SmolLM3
+        "dbrx": PreTokenizer((_LLAMA3,)),  # Phi 4
+        "gpt-4o": PreTokenizer((_GPT4O,)),  # Phi 4 mini
+        "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, adds_bos=True),  # Mistral Nemo and since
     }
 )

@@ -108,11 +108,15 @@ def read_vocabulary(gguf: GgufFile) -> Vocabulary:
     bos, eos, unknown, eot, eom = (
         _read_id(gguf, f"tokenizer.ggml.{key}_token_id", len(texts)) for key in ("bos", "eos", "unknown", "eot", "eom")
     )
-    for i in (bos, eos, eot, eom):  # some converters leave these as normal tokens
-        if i is not None and kinds[i] == TokenKind.NORMAL:
+    for i in (bos, eos, eot, eom):  # some converters leave these as normal tokens, or as the user's
+        if i is not None and kinds[i] in (TokenKind.NORMAL, TokenKind.USER_DEFINED):
             kinds[i] = TokenKind.CONTROL
     ends = {i for i in (eos, eot, eom) if i is not None}
-    ends.update(i for i, text in enumerate(texts) if kinds[i] == TokenKind.CONTROL and text in _END_TEXTS)
+    for i, text in enumerate(texts):
+        if text in _END_TEXTS and kinds[i] == TokenKind.USER_DEFINED and text != "</s>":  # which is HTML, of Gemma
+            kinds[i] = TokenKind.CONTROL
+        if text in _END_TEXTS and kinds[i] == TokenKind.CONTROL:
+            ends.add(i)
     return Vocabulary(_MODELS[name], texts, kinds, bos, eos, unknown, frozenset(ends))
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshllm.errors import ModelFileError
+from meshllm.model.chat_template import ChatTemplate
 from meshllm.model.gguf import open_gguf
 from meshllm.model.model_file import ModelFile
 from meshllm.model.tokenizer import StreamingDecoder, Tokenizer
@@ -255,3 +256,48 @@ def test_end_tokens_are_all_that_end_an_answer(model_of: ModelOf) -> None:
     assert model_of("smollm2").tokenizer.end_tokens == {0, 2}
     assert model_of("mistral-7b").tokenizer.end_tokens == {2}
     assert model_of("gemma-3").tokenizer.end_tokens == {1, 106}
+
+
+def test_end_token_is_control_though_the_file_calls_it_the_users(write_gguf: Writer, tiny: Any) -> None:
+    """As files of Phi 3 do; but "</s>" so called is HTML, of Gemma."""
+    tokens = ["a", "b", "ab", "<|endoftext|>", "<|end|>", "</s>", "<think>"]
+    kinds = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1, 1, 1, 4, 4, 4, 4]}
+    tokenizer = tokenizer_of(write_gguf({**tiny[0], **kinds}))
+    assert tokenizer.end_tokens == {3, 4}
+    assert [i for i in range(len(tokens)) if tokenizer.is_control(i)] == [3, 4]
+    assert tokenizer.encode("ab<think>", parse_special=False) == [2, 6]
+    assert not {3, 4} & set(tokenizer.encode("a<|end|><|endoftext|>", parse_special=False))
+
+
+SPM = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "[X]"],
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 3],
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -4.0, -2.0, -3.0, -1.0, 0.0],
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(("prefix", "ids"), [(None, [6]), (True, [6]), (False, [4])])
+def test_spm_text_begins_with_a_space_where_the_file_wants_it(
+    prefix: bool | None, ids: list[int], write_gguf: Writer
+) -> None:
+    keys = {} if prefix is None else {"tokenizer.ggml.add_space_prefix": prefix}
+    tokenizer = tokenizer_of(write_gguf({**SPM, **keys}))
+    assert tokenizer.encode("a", parse_special=True) == ids
+    assert tokenizer.encode("[X]a", parse_special=True) == [7, *ids]
+    assert tokenizer.decode(ids) == "a"
+
+
+@pytest.mark.parametrize(("wanted", "first"), [(None, [1]), (True, [1]), (False, [])])
+def test_spm_prompt_has_one_bos_whoever_writes_it(wanted: bool | None, first: list[int], write_gguf: Writer) -> None:
+    keys = {} if wanted is None else {"tokenizer.ggml.add_bos_token": wanted}
+    tokenizer = tokenizer_of(write_gguf({**SPM, **keys}))
+    assert tokenizer.encode("a", parse_special=True, add_bos=True) == [*first, 6]
+    assert tokenizer.encode("<s>a", parse_special=True, add_bos=True) == [1, 6]
+    template = ChatTemplate("{{ bos_token }}[X]{{ messages[0].content }}", "<s>", "</s>")
+    assert template.encode_chat(tokenizer, [{"role": "user", "content": "a"}]) == [1, 7, 6]
+    silent = ChatTemplate("[X]{{ messages[0].content }}", "<s>", "</s>")
+    assert silent.encode_chat(tokenizer, [{"role": "user", "content": "a"}]) == [*first, 7, 6]
