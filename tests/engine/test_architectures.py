@@ -18,6 +18,7 @@ from meshllm.kernels.binding import Kernels
 from meshllm.model.architectures import ARCHITECTURES
 from meshllm.model.compiler import compile_program, whole_slice
 from meshllm.model.model_file import ModelFile
+from meshllm.model.opcodes import Opcode
 from meshllm.model.slicing import Slice
 
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(48)]  # past every window
@@ -80,6 +81,19 @@ def test_engine_computes_what_the_reference_computes(name: str, layout: str, tmp
         parts = layouts(model)[layout]
         found, right = engine_logits(kernels, model, parts), reference_logits(model, parts, arrays)
         assert np.linalg.norm(found - right) / np.linalg.norm(right) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_shape_03_width_of_a_head_is_a_number_of_its_own(name: str, tmp_path: Path, kernels: Kernels) -> None:
+    """64 values, 4 heads of 32: twice as many query values as the stream has."""
+    arrays = TINY_MODELS[name].write(tmp_path / "tiny.gguf")
+    with ModelFile.open(tmp_path / "tiny.gguf") as model:
+        h, whole = model.hyperparameters, [whole_slice(model.hyperparameters)]
+        assert (h.dim, h.n_heads, h.head_dim) == (64, 4, 32)
+        program = compile_program(h, whole[0], 1, {n: t.format for n, t in model.gguf.tensors.items()})
+        assert {op.f0 for op in program.ops if op.opcode is Opcode.ATTENTION} == {32**-0.5}
+        found, right = engine_logits(kernels, model, whole), reference_logits(model, whole, arrays)
+        assert np.linalg.norm(found - right) / np.linalg.norm(right) < 1e-4
 
 
 @pytest.mark.skipif(not has_torch, reason="torch and transformers are not here: pip install '.[reference]'")

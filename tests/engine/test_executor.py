@@ -75,9 +75,30 @@ def relative_error(found: np.ndarray, right: np.ndarray) -> float:
     return float(np.linalg.norm(found - right) / np.linalg.norm(right))
 
 
+# As "Q4_K_M" of a model whose width is no multiple of 256: each tensor in what fits it.
+MIXED = {"attn_q": "Q5_0", "attn_v": "Q8_0", "attn_output": "Q4_K", "ffn_down": "Q6_K", "token_embd": "Q8_0"}
+MORE_SHAPES = {
+    "mixed": Shape(quant="Q5_0", dim=96, ffn_dim=1536, head_dim=64, quants=MIXED),
+    "ffn-1504": Shape(quant="Q4_0", dim=64, ffn_dim=1504),
+    "ffn-14464": Shape(quant="Q4_0", dim=64, ffn_dim=14464, n_layers=1),
+}
+
+
+@pytest.mark.parametrize("name", MORE_SHAPES)
+def test_shape_05_rows_of_other_lengths_than_256_and_formats_side_by_side(
+    name: str, tmp_path: Path, kernels: Kernels
+) -> None:
+    check_with_reference(MORE_SHAPES[name], tmp_path, kernels)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_engine_computes_what_the_reference_computes(name: str, tmp_path: Path, kernels: Kernels) -> None:
-    with open_tiny(tmp_path, SHAPES[name]) as model:
+    check_with_reference(SHAPES[name], tmp_path, kernels)
+
+
+def check_with_reference(shape: Shape, folder: Path, kernels: Kernels) -> None:
+    """The engine's logits are those of the reference that rounds alike, and near those of the one that does not."""
+    with open_tiny(folder, shape) as model:
         whole = [whole_slice(model.hyperparameters)]
         rounded, exact = (make_reference(model, whole, rounded=rounded) for rounded in (True, False))
         ranks = Ranks.load(kernels, model, whole, n_slots=2, context=64, max_tokens=16)
@@ -87,7 +108,7 @@ def test_engine_computes_what_the_reference_computes(name: str, tmp_path: Path, 
         rows = Rows(TOKENS, range(n), [0] * n, outputs)
         right, ideal = run_ranks(rounded, rows), run_ranks(exact, rows)
         for i in range(len(outputs)):
-            assert relative_error(ranks.logits(i), right[i]) < rounding_tolerance(SHAPES[name])
+            assert relative_error(ranks.logits(i), right[i]) < rounding_tolerance(shape)
             assert relative_error(ranks.logits(i), ideal[i]) < 3e-2  # what rounding activations costs
         ranks.close()
 

@@ -54,6 +54,7 @@ def test_packed_bytes_are_about_those_of_the_file(tmp_path: Path, kernels: Kerne
 
 
 def test_frequencies_are_divided_by_the_files_factors(tmp_path: Path, kernels: Kernels) -> None:
+    """Case SHAPE-07: a file with the tensor, and code that ignores it, must fail here."""
     shape = Shape(rope_factors=True, linear_factor=2.0)
     with ModelFile.open(write_tiny_model(tmp_path / "m.gguf", shape)) as model:
         h = model.hyperparameters

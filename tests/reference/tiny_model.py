@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import gguf
@@ -17,7 +17,7 @@ from meshllm.model.model_file import ModelFile
 
 @dataclass(frozen=True)
 class Shape:
-    """What to write. quant: of the matrices; norms are f32."""
+    """What to write. quant: of the matrices, quants: of some by the name before ".weight"; norms are f32."""
 
     quant: str = "F32"
     dim: int = 64
@@ -32,6 +32,7 @@ class Shape:
     linear_factor: float | None = None
     rope_factors: bool = False
     seed: int = 0
+    quants: dict[str, str] = field(default_factory=dict)
 
 
 def write_tiny_model(path: Path, s: Shape) -> Path:
@@ -55,11 +56,12 @@ def write_tiny_model(path: Path, s: Shape) -> Path:
 
     def matrix(name: str, rows: int, cols: int) -> None:
         values = rng.normal(0, 1 / np.sqrt(cols), (rows, cols)).astype(np.float32)
-        kind = Quant[s.quant]
+        quant = s.quants.get(name.split(".")[-2], s.quant)
+        kind = Quant[quant]
         try:
             stored = gguf.quants.quantize(values, kind)
         except NotImplementedError:
-            stored = random_blocks(Format[s.quant], rows, cols, rng, 1 / np.sqrt(cols))
+            stored = random_blocks(Format[quant], rows, cols, rng, 1 / np.sqrt(cols))
         w.add_tensor(name, stored, raw_dtype=kind)
 
     def norm(name: str) -> None:

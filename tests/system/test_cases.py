@@ -13,7 +13,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 KINDS = (
     "local-socket", "cli", "stop", "streaming-utf8", "injection", "sampling", "context", "concurrency", "discovery",
-    "host", "api",
+    "host", "api", "tokenizer", "chat-template", "gguf", "shapes",
 )  # fmt: skip
 OPEN: dict[str, str] = {}
 
