@@ -56,9 +56,9 @@ class Keys:
         return value
 
     def switched_number(self, key: str, high: float, off: float) -> float:
-        """A number over 0, at most high; `off` where the file has none, or 0, which converters write for none."""
+        """A number over 1 / high, at most high; `off` where there is none, or 0, which converters write for none."""
         found = self._gguf.find_float(f"{self._prefix}.{key}")
-        return self.number(key, 0.0, high) if found else off
+        return self.number(key, 1 / high, high) if found else off
 
     def is_off(self, key: str) -> bool:
         """Whether an integer is absent, or 0, which converters write for none."""

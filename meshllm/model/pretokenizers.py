@@ -59,8 +59,8 @@ PRE_TOKENIZERS: Final = MappingProxyType(
         "llama-bpe": _LLAMA_BPE,
         "llama3": _LLAMA_BPE,
         "llama-v3": _LLAMA_BPE,
-        "smaug-bpe": PreTokenizer((_LLAMA3,)),  # SmolLM3
-        "dbrx": PreTokenizer((_LLAMA3,)),  # Phi 4
+        "smaug-bpe": PreTokenizer((_LLAMA3,)),
+        "dbrx": PreTokenizer((_LLAMA3,)),  # Phi 4, Granite 4
         "gpt-4o": PreTokenizer((_GPT4O,)),  # Phi 4 mini
         "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, adds_bos=True),  # Mistral Nemo and since
     }

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from meshllm.model.metadata_keys import Keys
 
+MIN_FACTOR: Final = 1e-3  # a smaller one would make frequencies that no float holds
 MAX_FACTOR: Final = 1e6
 MAX_CONTEXT: Final = 2**27
 
@@ -35,12 +36,12 @@ def read_rope_scaling(keys: Keys) -> RopeScaling:
     """What the file asks for. Raises ModelFileError for a kind that is not known, or one with a number missing."""
     kind = keys.text("rope.scaling.type")
     if kind is None and keys.has("rope.scale_linear"):
-        return RopeScaling("linear", keys.number("rope.scale_linear", 0.0, MAX_FACTOR))
+        return RopeScaling("linear", keys.number("rope.scale_linear", MIN_FACTOR, MAX_FACTOR))
     match kind:
         case None | "none":
             return RopeScaling()
         case "linear":
-            return RopeScaling("linear", keys.number("rope.scaling.factor", 0.0, MAX_FACTOR, default=1.0))
+            return RopeScaling("linear", keys.number("rope.scaling.factor", MIN_FACTOR, MAX_FACTOR, default=1.0))
         case "llama3":
             low = keys.number("rope.scaling.low_freq_factor", 0.0, MAX_FACTOR)
             high = keys.number("rope.scaling.high_freq_factor", low, MAX_FACTOR)
@@ -68,7 +69,7 @@ def _read_yarn(keys: Keys) -> RopeScaling:
 
 
 def _stretch(keys: Keys) -> tuple[float, int]:
-    return keys.number("rope.scaling.factor", 0.0, MAX_FACTOR), _original_context(keys)
+    return keys.number("rope.scaling.factor", MIN_FACTOR, MAX_FACTOR), _original_context(keys)
 
 
 def _original_context(keys: Keys) -> int:

@@ -20,6 +20,7 @@ from meshllm.model.compiler import compile_program, whole_slice
 from meshllm.model.model_file import ModelFile
 from meshllm.model.opcodes import Opcode
 from meshllm.model.slicing import Slice
+from meshllm.model.weight_sizes import measure_shape
 
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(48)]  # past every window
 MOST_KL = 1e-3
@@ -81,6 +82,20 @@ def test_engine_computes_what_the_reference_computes(name: str, layout: str, tmp
         parts = layouts(model)[layout]
         found, right = engine_logits(kernels, model, parts), reference_logits(model, parts, arrays)
         assert np.linalg.norm(found - right) / np.linalg.norm(right) < 1e-3
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_slices_weigh_what_the_file_holds(name: str, tmp_path: Path) -> None:
+    """Heads, fused or not, and hidden units take their part; what is rounded up is less than a byte of each."""
+    TINY_MODELS[name].write(tmp_path / "tiny.gguf")
+    with ModelFile.open(tmp_path / "tiny.gguf") as model:
+        h, tensors = model.hyperparameters, model.gguf.tensors
+        shape = measure_shape(h, tensors.values())
+        stored = sum(t.size for t in tensors.values() if h.tied_head or t.name != "token_embd.weight")
+        assert 0 <= shape.slice_bytes(whole_slice(h)) - stored <= HEADS + FFN + VOCAB
+        matrices = 2 * h.n_layers * 4 * h.dim * h.head_dim
+        assert 0 <= h.n_heads * shape.head_bytes - matrices * h.n_heads <= h.n_layers * 4 * HEADS * h.head_dim
+        assert 0 <= shape.kv_head_bytes - matrices <= h.n_layers * 4 * 2 * h.head_dim  # biases
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])

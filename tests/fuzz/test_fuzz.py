@@ -7,11 +7,14 @@ MESHLLM_FUZZ=20000 pytest tests/fuzz
 from __future__ import annotations
 
 import json
+import math
 import os
 
+import numpy as np
 from gguf_files import TINY, gguf_bytes, tiny_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.tiny_architectures import TINY_MODELS
 
 from meshllm.api.body import decode_body
 from meshllm.api.openai import ChatRequest, CompletionRequest
@@ -19,8 +22,11 @@ from meshllm.errors import InvalidRequestError, ModelFileError, RemoteProtocolEr
 from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.framing import FrameDecoder, decode_data, encode_body, encode_frame
 from meshllm.mesh.messages import Candidates, Hello, Step, StepEntry
+from meshllm.model.compiler import compile_program, whole_slice
+from meshllm.model.formats import Format
 from meshllm.model.gguf import open_gguf
-from meshllm.model.hyperparameters import read_hyperparameters
+from meshllm.model.hyperparameters import check_tensors, read_hyperparameters
+from meshllm.model.opcodes import encode_ops
 from meshllm.model.tokenizer import Tokenizer
 from meshllm.parameters import SamplingParameters
 
@@ -66,6 +72,37 @@ def test_any_file_is_read_or_refused(content: bytes) -> None:
         return
     assert words.startswith("fuzz.gguf")
     assert "\n" not in words
+
+
+NUMBERS = st.integers(0, 2**32 - 1) | st.floats(width=32) | st.sampled_from([0, 1, 2, 64, -0.0, 1e-30, 1e30, "yarn"])
+KEYS = (
+    "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base", "rope.freq_base_swa",
+    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.type",
+    "rope.scaling.low_freq_factor", "rope.scaling.yarn_beta_fast", "attention.scale", "embedding_scale", "logit_scale",
+    "residual_scale", "final_logit_softcapping", "attn_logit_softcapping", "rope.dimension_count",
+)  # fmt: skip
+
+
+@fuzz
+@given(st.sampled_from(sorted(TINY_MODELS)), st.dictionaries(st.sampled_from(KEYS), NUMBERS, max_size=4))
+def test_any_numbers_of_any_architecture_make_a_program_or_are_refused(name: str, numbers: dict[str, object]) -> None:
+    tiny = TINY_MODELS[name]
+    metadata = tiny.metadata() | {f"{tiny.architecture}.{key}": value for key, value in numbers.items()}
+    tensors = [(n, shape[::-1], 0, bytes(4 * math.prod(shape))) for n, shape in tiny.shapes().items()]
+    try:
+        gguf = open_gguf(memoryview(gguf_bytes(metadata, tensors)), "fuzz.gguf")
+        h = read_hyperparameters(gguf)
+        check_tensors(gguf, h)
+    except ModelFileError as error:
+        words = str(error)
+    else:
+        words = ""
+    assert "\n" not in words
+    if words:
+        return
+    program = compile_program(h, whole_slice(h), 1, dict.fromkeys(gguf.tensors, Format.F32))
+    encode_ops(program.ops)
+    assert np.all(np.isfinite(np.float32([value for request in program.weights for value in request.values])))
 
 
 @fuzz

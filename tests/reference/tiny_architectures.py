@@ -145,6 +145,7 @@ TINY_MODELS = {
         keys=_LONGROPE,
         factors={"rope_factors_short.weight": _SHORT, "rope_factors_long.weight": tuple(9 * f for f in _SHORT)},
     ),
+    "phi3-partly-turned": Tiny("phi3", keys={"rope.dimension_count": 12}),
     "granite": Tiny(
         "granite",
         keys={"attention.scale": 0.1, "embedding_scale": 6.0, "residual_scale": 0.4, "logit_scale": 2.0},

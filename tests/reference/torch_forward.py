@@ -115,6 +115,8 @@ def _own_arguments(model: Tiny, keys: dict[str, object]) -> dict[str, Any]:
 def _rope(model: Tiny, keys: dict[str, object]) -> dict[str, Any]:
     kind = keys.get("rope.scaling.type", "longrope" if "rope_factors_short.weight" in model.factors else "default")
     found: dict[str, Any] = {"rope_type": kind, "rope_theta": keys.get("rope.freq_base", 10000.0)}
+    if isinstance(turned := keys.get("rope.dimension_count"), int):
+        found["partial_rotary_factor"] = turned / model.head_dim
     names = {
         "factor": "factor",
         "low_freq_factor": "low_freq_factor",
