@@ -14,7 +14,7 @@ from reference.numpy_interpreter import NumpyInterpreter, Rows, run_ranks
 from reference.ranks import Ranks, cut, slices
 from reference.tiny_architectures import FFN, HEADS, TINY_MODELS, VOCAB
 
-from meshllm.kernels.binding import Kernels
+from meshllm.kernels.binding import Kernels, list_isas
 from meshllm.model.architectures import ARCHITECTURES
 from meshllm.model.compiler import compile_program, whole_slice
 from meshllm.model.model_file import ModelFile
@@ -81,6 +81,16 @@ def test_engine_computes_what_the_reference_computes(name: str, layout: str, tmp
     with ModelFile.open(tmp_path / "tiny.gguf") as model:
         parts = layouts(model)[layout]
         found, right = engine_logits(kernels, model, parts), reference_logits(model, parts, arrays)
+        assert np.linalg.norm(found - right) / np.linalg.norm(right) < 1e-3
+
+
+@pytest.mark.parametrize("isa", [isa for isa, runs in list_isas() if runs])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3-linear-capped", "gemma3-capped-scores", "phi3-partly-turned"])
+def test_every_instruction_set_computes_what_the_reference_computes(name: str, isa: str, tmp_path: Path) -> None:
+    arrays = TINY_MODELS[name].write(tmp_path / "tiny.gguf")
+    with ModelFile.open(tmp_path / "tiny.gguf") as model:
+        parts = layouts(model)["two"]
+        found, right = engine_logits(Kernels(isa, 2), model, parts), reference_logits(model, parts, arrays)
         assert np.linalg.norm(found - right) / np.linalg.norm(right) < 1e-3
 
 
