@@ -75,10 +75,9 @@ class Layer:
         """The same from one tensor that holds the rows of q, of k and of v, one after the other."""
         if own := self.buffers.attention:
             self._norm("attn_norm.weight")
-            q, k, v = self._head_rows()
-            first = self.h.n_heads * self.h.head_dim, (self.h.n_heads + self.h.n_kv_heads) * self.h.head_dim
-            for out, rows in ((own.q, q), (own.k, _moved(k, first[0])), (own.v, _moved(v, first[1]))):
-                self._project(out, "attn_qkv.weight", rows)
+            n_q, n_kv = self.h.n_heads * self.h.head_dim, self.h.n_kv_heads * self.h.head_dim
+            for out, rows, first in zip((own.q, own.k, own.v), self._head_rows(), (0, n_q, n_q + n_kv), strict=True):
+                self._project(out, "attn_qkv.weight", _moved(rows, first))
 
     def add_head_biases(self) -> None:
         """q, k, v += their biases."""
