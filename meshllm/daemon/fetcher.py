@@ -104,6 +104,7 @@ class Fetcher:
                 if served.part is not None:
                     await self.fetch(model).get(lambda _: _chunks_of(served, part))
                     self._problem = None
+                    await trio.to_thread.run_sync(served.part.note_part, part)
                     await self.keep_if_whole(served.part)
             except MeshLLMError as error:
                 problem = str(error)
@@ -215,7 +216,9 @@ def _open_part(part: PartialFile) -> ServedModel:
     try:
         guard_map(file, file.data)
         _ = file.hyperparameters, file.tokenizer, file.chat_template
+        served = ServedModel(part.name, part.sha256, part.manifest.size, file, part)
+        part.parts = tuple(one for one in part.parts if part.has_all(_chunks_of(served, one)))
     except BaseException:
         file.close()
         raise
-    return ServedModel(part.name, part.sha256, part.manifest.size, file, part)
+    return served

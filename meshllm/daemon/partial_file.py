@@ -2,6 +2,7 @@
 
     <sha256>.gguf        sparse, of the file's full size; chunks stand where they belong
     <sha256>.manifest    name and manifest, by which each chunk is verified before it is written
+    <sha256>.parts       slices that were fetched, the latest first
     <sha256>.record      which chunks are here, and what the file looked like when they were synced
 
 A record is written after the data that it tells of has reached the disk, never before. Where the file is not what the
@@ -24,7 +25,9 @@ import msgspec
 from meshllm.errors import ModelFileError, UnavailableError
 from meshllm.mesh.manifest import CHUNK_BYTES, ChunkSet, Manifest
 from meshllm.model.model_file import ModelFile, file_identity
+from meshllm.model.slicing import Slice
 
+MAX_PARTS: Final = 4  # slices remembered: the mesh with and without some device
 SPARE_BYTES: Final = 16 << 20  # left free on the disk: for the index, the record, and whoever else writes
 
 
@@ -49,6 +52,7 @@ class PartialFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
         self.here = self._recorded()
+        self.parts = self._read_parts()
 
     @classmethod
     def create(cls, folder: Path, sha256: str, name: str, manifest: Manifest, voucher: str) -> PartialFile:
@@ -56,7 +60,8 @@ class PartialFile:
         path, head = folder / f"{sha256}.gguf", _Head(name, manifest, voucher)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path.with_suffix(".record").unlink(missing_ok=True)
+            for suffix in (".record", ".parts"):
+                path.with_suffix(suffix).unlink(missing_ok=True)
             with path.open("wb") as file:
                 file.truncate(manifest.size)
             _replace(path.with_suffix(".manifest"), msgspec.msgpack.encode(head))
@@ -118,6 +123,14 @@ class PartialFile:
         except OSError as error:
             raise _disk_error(self.path, error) from error
 
+    def note_part(self, part: Slice) -> None:
+        """All that a slice needs is here: after a restart the layout that has it needs no transfer."""
+        self.parts = (part, *(other for other in self.parts if not part.holds(other)))[:MAX_PARTS]
+        try:
+            _replace(self.path.with_suffix(".parts"), msgspec.msgpack.encode(self.parts))
+        except OSError as error:
+            raise _disk_error(self.path, error) from error
+
     def read(self, chunk: int) -> bytes | None:
         """The bytes of a chunk, for another device; None if it is not here."""
         if not 0 <= chunk < self.manifest.n_chunks or chunk not in self.here:
@@ -138,11 +151,17 @@ class PartialFile:
 
     def remove(self) -> None:
         """Forgets everything of it; what is mapped stays readable until it is unmapped."""
-        for suffix in (".gguf", ".record", ".manifest"):
+        for suffix in (".gguf", ".record", ".parts", ".manifest"):
             self.path.with_suffix(suffix).unlink(missing_ok=True)
 
     def _read(self, chunk: int) -> bytes:
         return os.pread(self._descriptor, self.manifest.length(chunk), chunk * CHUNK_BYTES)
+
+    def _read_parts(self) -> tuple[Slice, ...]:
+        try:
+            return msgspec.msgpack.decode(self.path.with_suffix(".parts").read_bytes(), type=tuple[Slice, ...])
+        except (OSError, msgspec.MsgspecError):
+            return ()
 
     def _recorded(self) -> ChunkSet:
         n_chunks = self.manifest.n_chunks

@@ -45,7 +45,8 @@ class ServedModel:
         """What the mesh must know of it."""
         h = self.file.hyperparameters
         shape = measure_shape(h, self.file.gguf.tensors.values())
-        return ModelFacts(hash=ModelHash(self.sha256), name=self.name, shape=shape, whole=self.part is None)
+        held = () if self.part is None else self.part.parts
+        return ModelFacts(hash=ModelHash(self.sha256), name=self.name, shape=shape, whole=self.part is None, held=held)
 
     def status(self) -> ModelStatus:
         """What people are told of it."""

@@ -12,6 +12,7 @@ MAX_NAME = 200  # characters of a name that settings or the model store allow, a
 MAX_REASON = 2000  # characters of a sentence
 MAX_PEERS = 256  # devices of a mesh that anyone may name to us
 MAX_ADDRESSES = 32  # of one peer
+MAX_HELD = 16  # slices remembered of a device that holds some of a file
 MAX_TOKEN = 2**31 - 1
 MAX_TOKENS = 1_500_000  # in one message
 MAX_ENTRIES = 4096  # of a step

@@ -13,6 +13,7 @@ from meshllm.mesh.check_values import (
     MAX_ADDRESSES,
     MAX_BYTES,
     MAX_ENTRIES,
+    MAX_HELD,
     MAX_NAME,
     MAX_PEERS,
     MAX_REASON,
@@ -143,6 +144,9 @@ def _hello(message: Hello | ServedModel) -> None:
         require_hex("model", message.model, 64)
     require_text("model_name", message.model_name, MAX_NAME)
     require_device(message.device)
+    require(len(message.held) <= MAX_HELD, "held", f"at most {MAX_HELD}")
+    for part in message.held:
+        require_slice("held", part)
     if isinstance(message, ServedModel):
         return
     require_count("major", message.major, 1_000_000)

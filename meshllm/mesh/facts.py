@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from meshllm.layout.layout import Device, ExchangePrecision, Layout, NodeId
 from meshllm.mesh.actions import Address
 from meshllm.mesh.messages import Epoch, ModelHash
-from meshllm.model.slicing import ModelShape
+from meshllm.model.slicing import ModelShape, Slice
 
 LayoutMode: TypeAlias = Literal["auto", "all"] | int  # an int: exactly so many ranks
 PeerStateName: TypeAlias = Literal["connecting", "connected", "suspected", "lost", "incompatible", "refused"]
@@ -42,6 +42,7 @@ class ModelFacts:
     name: str
     shape: ModelShape
     whole: bool = field(default=True, compare=False)  # a layout stays as it is when the rest of a file has come
+    held: tuple[Slice, ...] = field(default=(), compare=False)  # the latest first, where it is not whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from meshllm.layout.keep import keep_parts
 from meshllm.layout.layout import Layout, NodeId
 from meshllm.mesh.actions import Gather
+from meshllm.mesh.check_values import MAX_HELD
 from meshllm.mesh.epoch import EpochBook
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import Held, ModelHash, Need
@@ -20,7 +22,6 @@ from meshllm.mesh.planning import Planning
 from meshllm.mesh.situation import Situation
 from meshllm.model.slicing import Slice
 
-MAX_HELD: Final = 16  # slices remembered of a device
 FETCHES: Final = "is fetching its part of the model"
 
 
@@ -41,7 +42,7 @@ class Gathering:
     def plan(self, now: float) -> tuple[Layout, Situation] | None:
         """The layout to use now, whose ranks lack nothing; whoever lacks something for a better one is told."""
         self._wished = None
-        planned = self._planning.plan(now)
+        planned = self._plan(now, [])
         if planned is None:
             return None
         lacking = self._lacking(planned[0])
@@ -57,8 +58,23 @@ class Gathering:
         left_out: list[NodeId] = []
         while planned is not None and (lacking := self._lacking(planned[0])):
             left_out += lacking  # without them the others are given more, which they may lack in turn
-            planned = self._planning.plan(now, left_out, FETCHES)
+            planned = self._plan(now, left_out)
         return planned
+
+    def _plan(self, now: float, left_out: list[NodeId]) -> tuple[Layout, Situation] | None:
+        """A plan, or one almost as good for which nobody has to fetch."""
+        planned = self._planning.plan(now, left_out, FETCHES)
+        if planned is None or not self._lacking(planned[0]):
+            return planned
+        layout, situation = planned
+        parts = {share.node: self._held_by(share.node) for share in layout.shares}
+        held = {node: slices[0] for node, slices in parts.items() if slices}
+        if not all(node in held for node in self._lacking(layout)):
+            return planned
+        devices = {device.node: device for _, device in situation.devices}
+        links = self._planning.links(list(devices))
+        kept = keep_parts(layout, held, devices, links, situation.model.shape, self._own)
+        return planned if kept is None else (kept, situation)
 
     def complete(self) -> tuple[Layout, Situation] | None:
         """The layout that was waited for, once its ranks lack nothing."""
@@ -85,11 +101,18 @@ class Gathering:
         return [share.node for share in layout.shares if not self._holds(share.node, share.slice)]
 
     def _holds(self, node: NodeId, part: Slice) -> bool:
+        held = self._held_by(node)
+        return held is None or any(one.holds(part) for one in held)
+
+    def _held_by(self, node: NodeId) -> tuple[Slice, ...] | None:
+        """Slices that a device has fetched, the latest first; None if it holds all of the file."""
         if node == self._own:
-            model, held = self._planning.model, self._held
-            return model is None or model.whole or (held[0] == model.hash and any(one.holds(part) for one in held[1]))
+            model, (of, held) = self._planning.model, self._held
+            if model is None or model.whole:
+                return None
+            return held if of == model.hash else model.held
         peer = self._members.get(node)
-        return peer is None or peer.whole or any(one.holds(part) for one in peer.held)
+        return None if peer is None or peer.whole else peer.held
 
     def _tell(self, node: NodeId, layout: Layout) -> None:
         model, part = self._planning.model, next(share.slice for share in layout.shares if share.node == node)
@@ -122,7 +145,7 @@ class Gathering:
         if self._planning.model is None or self._planning.model.hash != model:
             return
         if problem is None:
-            self._held = (model, _remember(self._held[1] if self._held[0] == model else (), part))
+            self._held = (model, _remember(self._held_by(self._own) or (), part))
         driver = self._planning.elected()
         if driver == self._own:
             self._take_held(self._own, part, problem, now)

@@ -31,6 +31,7 @@ def make_hello(config: NodeConfig, model: ModelFacts | None, device: Device) -> 
         config.threads,
         config.isa,
         whole=model is None or model.whole,
+        held=model.held if model else (),
     )
 
 

@@ -185,8 +185,8 @@ class Membership:
         self.version += 1
 
     def _take_model(self, peer: Peer, message: Hello | ServedModel) -> None:
-        if peer.model != message.model:
-            peer.held = ()
+        if peer.model != message.model or message.held:
+            peer.held = message.held
         peer.model, peer.model_name, peer.device = message.model, message.model_name, message.device
         peer.whole = message.whole
 

@@ -16,6 +16,7 @@ from meshllm.mesh.wire import Epoch as Epoch
 from meshllm.mesh.wire import Message as Message
 from meshllm.mesh.wire import ModelHash as ModelHash
 from meshllm.mesh.wire import RequestId as RequestId
+from meshllm.model.slicing import Slice
 from meshllm.parameters import SampledToken, SamplingParameters
 
 PROTOCOL_MAJOR = 1
@@ -41,6 +42,7 @@ class Hello(Message, frozen=True, tag=1):
     threads: int
     isa: str
     whole: bool = True  # else it holds some of the file and fetches what a layout gives it
+    held: tuple[Slice, ...] = ()  # what it was given before, the latest first
 
 
 class DataHello(Message, frozen=True, tag=9):
@@ -79,6 +81,7 @@ class ServedModel(Message, frozen=True, tag=4):
     model_name: str | None
     device: Device
     whole: bool = True
+    held: tuple[Slice, ...] = ()
 
 
 class Prepare(Message, frozen=True, tag=10):

@@ -276,7 +276,7 @@ class Node:
 
     def _served_model(self) -> ServedModel:
         hello = self._hello()
-        return ServedModel(hello.model, hello.model_name, hello.device, hello.whole)
+        return ServedModel(hello.model, hello.model_name, hello.device, hello.whole, hello.held)
 
     def _follow(self, events: list[SessionEvent]) -> None:
         for event in events:

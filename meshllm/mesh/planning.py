@@ -132,7 +132,7 @@ class Planning:
         devices = [device for _, device in situation.devices]
         found = plan(
             devices,
-            self._links([device.node for device in devices]),
+            self.links([device.node for device in devices]),
             situation.model.shape,
             mode=self._config.layout_mode,
             context=self._config.context,
@@ -160,7 +160,7 @@ class Planning:
             return True
         if self._config.layout_mode == "all" and len(old.shares) != len(new.shares):
             return True
-        links = LinkTable(self._links(list(devices)))
+        links = LinkTable(self.links(list(devices)))
         old_s, new_s = (
             predict(
                 situation.model.shape,
@@ -213,7 +213,7 @@ class Planning:
             self._plan_at, self._recheck_at = now + SUSPECT_PAUSE_S, math.inf
             return True
         nodes = [self._own, *(node for node, _ in serving)]
-        unmeasured = len(self._links(nodes)) < len(nodes) * (len(nodes) - 1) // 2
+        unmeasured = len(self.links(nodes)) < len(nodes) * (len(nodes) - 1) // 2
         if self._config.layout_mode == "auto" and unmeasured and now < self._changed_at + MEASURE_S:
             self._plan_at, self._recheck_at = now + SUSPECT_PAUSE_S, math.inf
             return True
@@ -223,7 +223,7 @@ class Planning:
         wanted = self._config.layout_mode == "auto" and len(situation.devices) > 1
         self._recheck_at = now + (RECHECK_S if recheck else FIRST_RECHECK_S) if wanted else math.inf
 
-    def _links(self, nodes: Sequence[NodeId]) -> list[LinkSpeed]:
+    def links(self, nodes: Sequence[NodeId]) -> list[LinkSpeed]:
         """Measured round trips: ours to each, and what they say of each other."""
         pairs = ((a, b, self._rtt_us(a, b)) for i, a in enumerate(nodes) for b in nodes[:i])
         return [LinkSpeed(a=a, b=b, rtt_us=rtt_us) for a, b, rtt_us in pairs if rtt_us]

@@ -102,6 +102,16 @@ def test_reason_for_a_device_that_is_not_used_is_given_in_words() -> None:
     assert "attic: with it: 60 tok/s, without: 118 tok/s" in _shown({**SERVING, "layout": layout})
 
 
+def test_file_on_its_way_is_shown_with_its_givers_and_its_trouble() -> None:
+    fetch = {"name": "smollm2", "sha256": "ab" * 32, "done_bytes": 34_000_000, "wanted_bytes": 98_000_000,
+             "sources": ["attic", "old\x1b[2Jbox"], "error": "the disk is full"}  # fmt: skip
+    text = _shown({**SERVING, "fetch": fetch}, 140)
+    line = next(line for line in text.splitlines() if line.startswith("fetching"))
+    assert "34.0 MB of 98.0 MB from attic, old" in line
+    assert "the disk is full" in line
+    assert "\x1b" not in text
+
+
 def test_names_of_others_cannot_drive_the_terminal() -> None:
     assert "\x1b" not in _shown(SERVING)
     assert r"old\x1b[2Jbox" in _shown(SERVING)

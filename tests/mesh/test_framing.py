@@ -13,15 +13,20 @@ from hypothesis import strategies as st
 from meshllm.errors import LocalProtocolError, RemoteProtocolError
 from meshllm.layout.layout import Device, Layout, NodeId, Prediction, Share
 from meshllm.mesh.checks import check
+from meshllm.mesh.file_messages import Absent, AskChunk, Chunk, Farewell, FileHello, FileMessage, Held, Need, Offer
 from meshllm.mesh.framing import (
     CONTROL_LIMIT,
     HELLO_LIMIT,
+    LENGTH_BYTES,
     FrameDecoder,
     LinkMessage,
     decode_data,
+    decode_file,
     encode_body,
     encode_frame,
+    frame_length,
 )
+from meshllm.mesh.manifest import CHUNK_BYTES, MAX_CHUNKS, Manifest
 from meshllm.mesh.messages import (
     Abort,
     Cancel,
@@ -87,6 +92,18 @@ CONTROL: tuple[LinkMessage, ...] = (
     Failed(REQUEST, "unavailable", "lost 'kitchen'"),
     Cancel(REQUEST),
     Goodbye("told to stop"),
+    msgspec.structs.replace(HELLO, whole=False, held=(SHARE.slice,)),
+    FileHello(NODE, MODEL),
+    Need(MODEL, SHARE.slice),
+    Held(MODEL, SHARE.slice, "the disk is full"),
+)
+MANIFEST = Manifest(3 << 20, 100, bytes(96))
+FILE: tuple[FileMessage, ...] = (
+    Offer(MANIFEST, b"\5"),
+    AskChunk(2, True),
+    Chunk(2, b"weights"),
+    Absent(0),
+    Farewell("serves another model now"),
 )
 DATA: tuple[DataMessage, ...] = (
     Step(0, (StepEntry(0, 0, (1, 2), SAMPLING, 2), StepEntry(1, 7, (3,))), ((1, 0, 5),)),
@@ -114,6 +131,33 @@ def test_byte_by_byte_is_the_same_as_whole() -> None:
 @pytest.mark.parametrize("message", DATA, ids=lambda m: type(m).__name__)
 def test_data_messages_come_out_as_they_went_in(message: DataMessage) -> None:
     assert decode_data(encode_body(message)) == message
+
+
+@pytest.mark.parametrize("message", FILE, ids=lambda m: type(m).__name__)
+def test_file_messages_come_out_as_they_went_in(message: FileMessage) -> None:
+    frame = encode_frame(message)
+    assert frame_length(frame[:LENGTH_BYTES]) == len(frame) - LENGTH_BYTES
+    assert decode_file(frame[LENGTH_BYTES:]) == message
+
+
+def test_largest_manifest_fits_a_frame() -> None:
+    n_chunks = MAX_CHUNKS
+    offer = Offer(Manifest(n_chunks * CHUNK_BYTES, 1, bytes(32 * n_chunks)), bytes(n_chunks // 8))
+    check(offer)
+    frame_length(encode_frame(offer)[:LENGTH_BYTES])
+
+
+def test_frame_of_a_file_link_has_a_limit() -> None:
+    with pytest.raises(RemoteProtocolError, match="at most"):
+        frame_length(b"\xff\xff\xff\xff")
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_on_a_file_link_are_messages_or_the_peers_fault(junk: bytes) -> None:
+    try:
+        check(decode_file(junk))
+    except RemoteProtocolError:
+        return
 
 
 def test_first_frame_says_which_kind_of_link_it_is() -> None:
@@ -205,6 +249,14 @@ NAN, INF = float("nan"), float("inf")
         (Goodbye("x" * 5000), "reason"),
         (DataHello(EPOCH, NODE, b"short", True), "random"),
         (Step(0, (StepEntry(-1, 0, (1,)),)), "slot"),
+        (FileHello(NodeId("x"), MODEL), "node"),
+        (Need(MODEL, Slice(Range(3, 2), Range(0, 0), Range(0, 0))), "part"),
+        (Held(MODEL, SHARE.slice, "a\nb"), "problem"),
+        (msgspec.structs.replace(HELLO, held=(SHARE.slice,) * 17), "held"),
+        (Offer(Manifest(1 << 60, 1, b""), b""), "manifest"),
+        (Offer(MANIFEST, bytes(2)), "holds"),
+        (AskChunk(-1, False), "chunk"),
+        (Chunk(0, bytes(CHUNK_BYTES + 1)), "data"),
         (Step(0, (StepEntry(0, 0, ()),)), "tokens"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

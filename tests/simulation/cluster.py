@@ -111,7 +111,7 @@ class Process:
         device = Device(node=self.node_id, read_gbps=speed, matmul_gops=10 * speed, usable_bytes=self.options.memory)
         self.links, self.queue, self.paused, self._woken_for = {}, [], False, math.inf
         self.data = DataPlane(self.cluster, self)
-        self.node = Node(config, device, replace(MODEL, whole=self.whole), self.now)
+        self.node = Node(config, device, replace(MODEL, whole=self.whole, held=tuple(self.parts[:-5:-1])), self.now)
         for other in self.cluster.processes:
             if other is not self:
                 static = rng.random() < 0.5

@@ -22,6 +22,7 @@ from meshllm.daemon.model_store import ModelStore
 from meshllm.mesh.manifest import CHUNK_BYTES
 from meshllm.model.model_file import ModelFile
 from meshllm.status import Status
+from tests.margins import clear_tokens
 from tests.system.conftest import Greedy
 from tests.system.mesh import Daemon, Mesh, bridged_hosts, serves
 
@@ -82,6 +83,26 @@ def test_second_start_moves_no_weights(mesh: Mesh, smollm2_path) -> None:
         mesh.wait_ranks(2, kitchen, attic)
         assert received_bytes(hosts[1]) - first < CHUNK_BYTES
         mesh.__exit__(None, None, None)
+
+
+def test_part_of_a_file_serves_and_is_kept_for_the_next_start(mesh: Mesh, smollm2_quant) -> None:
+    path = smollm2_quant("F16")
+    small = ("--memory", "100M", "--context", "256", "--slots", "1")
+    kitchen = mesh.start("kitchen", "--context", "256", "--slots", "1", model=path)
+    mesh.wait_ranks(1, kitchen)
+    want = clear_tokens(kitchen.complete(COUNTING, 24, logprobs=2))
+    attic = mesh.start("attic", *small, model=None)
+    mesh.wait_ranks(2, kitchen, attic)
+    (partial,) = (attic.folder / "models" / "partial").glob("*.gguf")
+    assert 0 < partial.stat().st_blocks * 512 < path.stat().st_size - CHUNK_BYTES
+    assert attic.complete(COUNTING, len(want))["token_ids"] == want
+    attic.kill()
+    mesh.wait_ranks(1, kitchen)
+    before = partial.stat().st_mtime_ns
+    attic.run()
+    mesh.wait_ranks(2, kitchen, attic)
+    assert attic.complete(COUNTING, len(want))["token_ids"] == want
+    assert partial.stat().st_mtime_ns == before
 
 
 @pytest.mark.usefixtures("need_namespaces")
