@@ -5,11 +5,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt -o -name build.py 2>/dev/null)
 
-.PHONY: demo test lint native house native-tests clean help
+.PHONY: demo test nightly lint native house native-tests clean help
 
 help:
 	@echo "make demo          build, get the model, start two daemons on this machine, ask them a question"
 	@echo "make test          everything the tests need, then the tests"
+	@echo "make nightly       10,000 simulated meshes from fresh seeds (MESHLLM_SIMULATION_WORLDS=100000 make nightly for more)"
 	@echo "make lint          ruff, format check, mypy, and the tests of the house rules"
 	@echo "make native        build the C part again"
 	@echo "make native-tests  the C tests: plain, ASan+UBSan, TSan, and for aarch64 under qemu where that is installed"
@@ -19,6 +20,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+nightly: $(VENV)/.tests
+	MESHLLM_SIMULATION_WORLDS=$${MESHLLM_SIMULATION_WORLDS:-10000} $(BIN)/python -m pytest -q -rA tests/simulation -k fresh
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check .

@@ -32,8 +32,11 @@ class Admissions:
         self._requests: dict[RequestId, Admission] = {}
 
     def take(self, root: NodeId, submit: Submit, epoch: Epoch) -> None:
-        """Runs a request in an epoch. One too many, or with an id in use, fails at once."""
-        if submit.request in self._requests:
+        """Runs a request in an epoch. One too many, or with another root's id, fails at once; one that runs runs on."""
+        known = self._requests.get(submit.request)
+        if known is not None and known.root == root:
+            return
+        if known is not None:
             self._answer(root, Failed(submit.request, "invalid_request_error", "the request id is in use"))
         elif len(self._requests) >= MAX_ADMITTED:
             self._answer(root, Failed(submit.request, UNAVAILABLE, f"busy: {MAX_ADMITTED} requests are running"))

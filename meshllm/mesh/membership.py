@@ -135,11 +135,10 @@ class Membership:
 
     def are_linked(self, a: NodeId, b: NodeId) -> bool:
         """Whether two peers (not us) say that they have a link."""
-        peers = (self._peers.get(a), self._peers.get(b))
-        return all(
-            peer is not None and peer.is_alive and other in peer.linked_to
-            for peer, other in zip(peers, (b, a), strict=True)
-        )
+        one, two = self._peers.get(a), self._peers.get(b)
+        if one is None or two is None or not (one.is_alive and two.is_alive):
+            return False
+        return b in one.linked_to and a in two.linked_to
 
     def joined(self, hello: Hello, link: LinkId, address: Address, now: float) -> Peer:
         """Binds a link to a peer that has none."""

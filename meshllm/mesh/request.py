@@ -76,6 +76,13 @@ class RootRequest:
             raise LocalProtocolError(f"request {self.submit.request}: {event} while {self.state}")
         self.state = state
 
+    def ended_with(self) -> str | None:
+        """Why nothing can follow what has come, though nobody said that it was all; None if more must come."""
+        tokens = [*self.submit.generated, *self.received]
+        if tokens and tokens[-1] in self.submit.end_tokens:
+            return "stop"
+        return "length" if len(tokens) >= self.submit.max_tokens else None
+
     def is_late(self, now: float) -> bool:
         """Whether it has waited too long."""
         return self.state is RootState.WAITING and now >= self.deadline
@@ -192,6 +199,10 @@ class RootRequests:
         return request
 
     def _replay(self, request: RootRequest, reason: str, now: float, retry_at: float) -> None:
+        if (why := request.ended_with()) is not None:
+            n_tokens = len(request.submit.generated) + len(request.received)
+            self._end(request, Finished(request.submit.request, why, n_tokens))
+            return
         request.replays += 1
         if request.replays > MAX_REPLAYS:
             self._fail([request], f"{reason}; no token came in {MAX_REPLAYS} attempts: ask again")

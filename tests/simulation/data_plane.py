@@ -67,6 +67,7 @@ class DataPlane:
         n_bytes = share.slice_bytes + share.cache_bytes + self.cluster.buffer_bytes if share else 0
         fits = self.held_bytes() + n_bytes <= self.process.options.memory
         self.epochs[action.epoch] = EpochData(action, n_bytes if fits else 0)
+        assert self.held_bytes() <= self.process.options.memory
         if not fits or rng.random() < self.cluster.refusals:
             self._later(rng.uniform(0.0, 0.5), lambda: self._refuse(action.epoch))
         else:

@@ -1,14 +1,17 @@
 """Safety after every event and liveness after healing, in worlds drawn from seeds.
 
 A failure prints the seed; `MESHLLM_SIMULATION_SEED=123 pytest tests/simulation -k fresh` runs that world again,
-`MESHLLM_SIMULATION_WORLDS=1000` runs so many.
+`MESHLLM_SIMULATION_WORLDS=1000` runs so many, in as many processes as there are CPUs. `make nightly` runs 10,000.
 """
 
 from __future__ import annotations
 
 import os
 import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 
 import pytest
 from cluster import SHAPE, Cluster, Options
@@ -16,6 +19,8 @@ from cluster import SHAPE, Cluster, Options
 from meshllm.layout.split import reserved_bytes
 from meshllm.mesh.messages import Failed, Finished
 
+WORLDS = 500  # fresh ones of each run
+AGAIN = "again: MESHLLM_SIMULATION_SEED={} pytest tests/simulation -k fresh"
 FIXED_SEEDS = (
     *range(8),
     8,
@@ -32,16 +37,23 @@ FIXED_SEEDS = (
     5028,
     5068,
     3427613644,
+    20290,
+    20347,
+    1346056580,
 )  # those from 8 on once failed
 
 
 def _draw_options(seed: int) -> Options:
     layouts = ("all", "all", "auto", 2)
     n = 1 + seed % 5 if seed % 11 else 5
-    if seed % 7 == 3 and n > 1:  # no room for two layouts, nor for one on fewer devices
+    if seed % 10 == 5:  # (the seeds that once failed end otherwise, and keep their worlds)
+        n = 6 + seed // 10 % 4
+    if seed % 7 == 3 and 1 < n < 6:  # no room for two layouts, nor for one on fewer devices
         whole = SHAPE.slice_bytes(SHAPE.whole()) + 512 * SHAPE.position_bytes(SHAPE.whole())
         return Options(n=n, memory=reserved_bytes(SHAPE) + int(1.25 * whole / n) + 50_000)
-    return Options(n=n, layout=layouts[seed % 4] if seed % 5 else "all")
+    more = seed % 10 in (0, 5, 6, 7)
+    layout = layouts[seed % 4] if seed % 5 else "all"
+    return Options(n=n, layout=layout, faults=0.02 if more else 0.0, partitions=more)
 
 
 def _torment(cluster: Cluster) -> None:
@@ -62,7 +74,9 @@ def _torment(cluster: Cluster) -> None:
             victim.stop()
             victim.cluster.scheduler.after(rng.uniform(0.1, 5.0), lambda: _revive(victim))
     elif draw < 0.76:
-        if victim.index != other:
+        if cluster.options.partitions and rng.random() < 0.3:
+            cluster.network.split([rng.random() < 0.5 for _ in range(n)])
+        elif victim.index != other:
             cluster.network.cut(victim.index, other)
             if rng.random() < 0.6:
                 cluster.network.cut(other, victim.index)
@@ -78,6 +92,8 @@ def _torment(cluster: Cluster) -> None:
         cluster.network.slow = rng.choice((0.0001, 0.001, 0.02, 0.2))
     elif draw < 0.97:
         cluster.refusals = rng.choice((0.0, 0.1, 0.5))
+    elif cluster.options.faults:
+        cluster.network.faults = rng.choice((0.0, 0.1, 1.0)) * cluster.options.faults
 
 
 def _revive(process: object) -> None:
@@ -87,6 +103,7 @@ def _revive(process: object) -> None:
 
 def _heal(cluster: Cluster) -> None:
     cluster.network.heal()
+    cluster.network.mend()
     cluster.network.slow, cluster.refusals = 0.001, 0.0
     for process in cluster.processes:
         if process.paused:
@@ -94,24 +111,30 @@ def _heal(cluster: Cluster) -> None:
         _revive(process)
 
 
+def _is_settled(cluster: Cluster) -> bool:
+    """Whether all agree on one layout, and nothing else is prepared or going to be."""
+    views = [process.node.view(process.now) for process in cluster.processes if process.node]
+    whole = cluster.options.layout != "all" or all(v.layout and len(v.layout.shares) == len(views) for v in views)
+    quiet = all(process.data is not None and len(process.data.epochs) <= 1 for process in cluster.processes)
+    return whole and quiet and len({view.epoch for view in views}) == 1 and all(v.state == "serving" for v in views)
+
+
 def _check_alive(cluster: Cluster) -> None:
     """After healing all agree on one layout, and every request ends right."""
-    cluster.run(75.0)  # a device that failed often is left out for a minute
-    views = [process.node.view(process.now) for process in cluster.processes if process.node]
-    states = [(view.state, view.epoch, view.detail) for view in views]
     needed = 2 if cluster.options.layout == 2 else 1
-    if len(views) >= needed:
-        assert len({view.epoch for view in views}) == 1, states
-        assert all(view.state == "serving" for view in views), states
-        assert views[0].layout is not None
-        if cluster.options.layout == "all":
-            assert len(views[0].layout.shares) == len(views), (views[0].layout, states)
+    settled = cluster.run_until(lambda: _is_settled(cluster), 75.0)  # one that failed often is left out for a minute
+    states = [(p.index, v.state, v.epoch, v.detail) for p in cluster.processes if p.node for v in [p.node.view(p.now)]]
+    readers = cluster.invariants.readers
+    if len(states) >= needed:
+        assert settled, states
         asked = [cluster.submit(process.index, max_tokens=20) for process in cluster.processes for _ in range(2)]
-        cluster.run(30.0)
+        cluster.run_until(lambda: all(request and readers[request].ended for request in asked), 30.0)
         for request in asked:
             assert request is not None
-            assert isinstance(cluster.invariants.readers[request].ended, Finished), (request, states)
-    for reader in cluster.invariants.readers.values():
+            assert isinstance(readers[request].ended, Finished), (request, states)
+        assert cluster.run_until(lambda: _is_settled(cluster), 30.0), states
+    cluster.run_until(lambda: all(r.ended or r.gone or r.cancelled for r in readers.values()), 60.0)
+    for reader in readers.values():
         assert reader.ended is not None or reader.gone or reader.cancelled, f"never ended: {reader}"
     for process in cluster.processes:
         assert process.data is not None
@@ -140,16 +163,31 @@ def test_mesh_survives_while_files_are_fetched(seed: int) -> None:
     _live_through(seed, partial=0.6)
 
 
-@pytest.mark.parametrize("partial", [0.0, 0.6])
-def test_mesh_survives_fresh_worlds(partial: float) -> None:
-    given = os.environ.get("MESHLLM_SIMULATION_SEED")
-    first = int(given) if given else time.time_ns() % 2**32
-    for seed in range(first, first + int(os.environ.get("MESHLLM_SIMULATION_WORLDS", "1" if given else "4"))):
-        try:
-            _live_through(seed, partial)
-        except BaseException as error:
-            error.add_note(f"again: MESHLLM_SIMULATION_SEED={seed} pytest tests/simulation -k fresh")
-            raise
+def _live_freshly(seed: int) -> None:
+    """In every other world some begin without the model's weights."""
+    _live_through(seed, partial=0.6 if seed % 2 else 0.0)
+
+
+def _failure(seed: int) -> str | None:
+    """What went wrong in a world; None if nothing did."""
+    try:
+        _live_freshly(seed)
+    except Exception as error:
+        return f"seed {seed}: {error!r}\n{''.join(traceback.format_tb(error.__traceback__))}{AGAIN.format(seed)}"
+    return None
+
+
+def test_mesh_survives_fresh_worlds() -> None:
+    first = time.time_ns() % 2**32
+    if given := os.environ.get("MESHLLM_SIMULATION_SEED"):
+        first = int(given)
+    n_worlds = int(os.environ.get("MESHLLM_SIMULATION_WORLDS", "1" if given else str(WORLDS)))
+    if n_worlds == 1:
+        _live_freshly(first)
+        return
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+        failures = [text for text in pool.map(_failure, range(first, first + n_worlds), chunksize=5) if text]
+    assert not failures, f"{len(failures)} of {n_worlds} worlds\n" + "\n".join(failures[:5])
 
 
 def test_same_seed_gives_the_same_world() -> None:
