@@ -5,6 +5,7 @@ over ranks, and against transformers' own model of the family where torch is ins
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from reference.numpy_interpreter import NumpyInterpreter, Rows, run_ranks
 from reference.ranks import Ranks, cut, slices
 from reference.tiny_architectures import FFN, HEADS, TINY_MODELS, VOCAB
 
+from meshllm.errors import ModelFileError
 from meshllm.kernels.binding import Kernels, list_isas
 from meshllm.model.architectures import ARCHITECTURES
 from meshllm.model.compiler import compile_program, whole_slice
@@ -82,6 +84,21 @@ def test_engine_computes_what_the_reference_computes(name: str, layout: str, tmp
         parts = layouts(model)[layout]
         found, right = engine_logits(kernels, model, parts), reference_logits(model, parts, arrays)
         assert np.linalg.norm(found - right) / np.linalg.norm(right) < 1e-3
+
+
+def test_longrope_ends_where_its_first_factors_do(tmp_path: Path) -> None:
+    """And its files have both sets, or are refused."""
+    tiny = TINY_MODELS["phi3-longrope"]
+    tiny.write(tmp_path / "tiny.gguf")
+    with ModelFile.open(tmp_path / "tiny.gguf") as model:
+        assert (tiny.context, model.hyperparameters.context_length) == (512, 64)
+    without = replace(tiny, factors={"rope_factors_long.weight": tiny.factors["rope_factors_long.weight"]})
+    without.write(tmp_path / "tiny.gguf")
+    with (
+        ModelFile.open(tmp_path / "tiny.gguf") as model,
+        pytest.raises(ModelFileError, match=r"tensor rope_factors_short\.weight is missing"),
+    ):
+        _ = model.hyperparameters
 
 
 @pytest.mark.parametrize("isa", [isa for isa, runs in list_isas() if runs])
