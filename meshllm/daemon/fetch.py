@@ -10,8 +10,8 @@ from typing import Final
 import trio
 
 from meshllm.daemon.partial_file import PartialFile
-from meshllm.daemon.source_links import Dial, SourceLinks, offer_of
-from meshllm.errors import LinkLostError, NoModelError, RemoteProtocolError, UnavailableError
+from meshllm.daemon.source_links import OFFER_S, Dial, SourceLinks, offer_of
+from meshllm.errors import LinkLostError, ModelFileError, NoModelError, RemoteProtocolError, UnavailableError
 from meshllm.layout.layout import NodeId
 from meshllm.log import Logger
 from meshllm.mesh.facts import PeerView
@@ -19,8 +19,7 @@ from meshllm.mesh.file_messages import FileHello, Offer
 from meshllm.mesh.manifest import Manifest
 from meshllm.mesh.messages import ModelHash
 
-OFFER_S: Final = 900.0  # a peer that is asked for the first time hashes its whole file; it is lost sooner if it dies
-STUCK_S: Final = 20.0  # without anybody who has what is missing, before whoever waits is told
+STUCK_S: Final = 10.0  # without anybody who has what is missing, before whoever waits is told
 
 
 class Fetch:
@@ -77,7 +76,9 @@ class Fetch:
             return self.part
 
     async def get(self, wanted: Callable[[Manifest], list[int]]) -> None:
-        """Returns when these chunks are here and on disk. Raises NoModelError, UnavailableError."""
+        """Returns when these chunks are here and on disk. Raises NoModelError, UnavailableError; ModelFileError where
+        the device that vouched for the file is wrong.
+        """
         part = await self.begin()
         assert self._links is not None  # begun
         chunks, key = wanted(part.manifest), object()
@@ -157,6 +158,10 @@ async def _wait(links: SourceLinks, part: PartialFile, chunks: list[int]) -> Non
         now, problem = trio.current_time(), links.problem()
         stuck_since = math.inf if problem is None else min(stuck_since, now)
         if problem is not None and now - stuck_since >= STUCK_S:
+            if links.is_disputed:
+                raise ModelFileError(
+                    f"{part.name}: the manifest of '{part.voucher}' is not that of other devices, and {problem}"
+                )
             raise UnavailableError(problem)
         with trio.move_on_after(STUCK_S / 10):
             await links.changed.wait()

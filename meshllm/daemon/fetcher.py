@@ -15,17 +15,16 @@ import trio
 
 from meshllm.daemon.fetch import Fetch
 from meshllm.daemon.model_store import ModelStore, valid_name
-from meshllm.daemon.partial_file import PartialFile, PartialModelFile, partial_files
-from meshllm.daemon.served_model import ModelFollower, ServedModel
+from meshllm.daemon.partial_file import PartialFile, partial_files
+from meshllm.daemon.parts import chunks_of, open_part
+from meshllm.daemon.served_model import ModelFollower
 from meshllm.daemon.source_links import Dial
-from meshllm.errors import MeshLLMError, ModelFileError, UnavailableError
-from meshllm.kernels.binding import guard_map
+from meshllm.errors import MeshLLMError, ModelFileError, NoModelError, UnavailableError
 from meshllm.layout.layout import NodeId
 from meshllm.log import Logger
 from meshllm.mesh.facts import PeerView
 from meshllm.mesh.manifest import Manifest
 from meshllm.mesh.messages import ModelHash
-from meshllm.model.slice_bytes import slice_ranges
 from meshllm.model.slicing import Slice
 from meshllm.status import FetchStatus
 
@@ -63,6 +62,7 @@ class Fetcher:
         self._fetches: dict[str, Fetch] = {}
         self._gathering = trio.CancelScope()
         self._problem: tuple[str, str] | None = None  # SHA-256, why the last one failed
+        self._distrusted: set[str] = set()  # names of devices with a wrong manifest
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -70,22 +70,40 @@ class Fetcher:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             while True:
-                wait_s = LOOK_S
-                if (wanted := self._models.wanted_of_peers) is not None and (sha256 := self._choose(wanted)):
-                    try:
-                        await self._serve_part(sha256)
-                        self._problem = None
-                    except MeshLLMError as error:
-                        wait_s = AGAIN_S
-                        self.failed(sha256, str(error))
-                await trio.sleep(wait_s)
+                has_failed = await self._look()
+                await trio.sleep(AGAIN_S if has_failed else LOOK_S)
+
+    async def _look(self) -> bool:
+        """Gets a model where there is none. Whether that failed."""
+        sha256: str | None = None
+        try:
+            self._leave_stale_part()
+            wanted = self._models.wanted_of_peers
+            sha256 = None if wanted is None else self._choose(wanted)
+            if sha256 is not None:
+                await self._serve_part(sha256)
+                self._problem = None
+        except MeshLLMError as error:
+            self.failed(sha256 or "", str(error))
+            return True
+        return False
+
+    def _leave_stale_part(self) -> None:
+        """A part that was begun when the mesh served another model, and that nobody can complete, is left for the
+        mesh's own, unless it was asked for by name.
+        """
+        served, live = self._models.served, {peer.model for peer in self.live_peers() if peer.model}
+        if served is None or served.part is None or self._models.named:
+            return
+        if live and served.sha256 not in live:
+            self._models.lose(served.file, NoModelError(f"no connected device serves {served.name} any more"))
 
     # --- parts of the served model
 
     def has_part(self, part: Slice) -> bool:
         """Whether all that a slice of the served model needs is here."""
         served = self._models.served
-        return served is not None and (served.part is None or served.part.has_all(_chunks_of(served, part)))
+        return served is not None and (served.part is None or served.part.has_all(chunks_of(served, part)))
 
     def gather(self, model: ModelHash, part: Slice) -> None:
         """Gets what a slice needs; it replaces what was asked for before."""
@@ -102,7 +120,7 @@ class Fetcher:
                 if served is None or served.sha256 != model:
                     raise UnavailableError("serves another model now")
                 if served.part is not None:
-                    await self.fetch(model).get(lambda _: _chunks_of(served, part))
+                    await self.get(self.fetch(model), lambda _: chunks_of(served, part))
                     self._problem = None
                     await trio.to_thread.run_sync(served.part.note_part, part)
                     await self.keep_if_whole(served.part)
@@ -134,6 +152,14 @@ class Fetcher:
             error=failed or fetch.problem(),
         )
 
+    async def get(self, fetch: Fetch, wanted: Callable[[Manifest], list[int]]) -> None:
+        """As Fetch.get; a voucher that is found wrong is not believed again."""
+        try:
+            await fetch.get(wanted)
+        except ModelFileError as error:
+            self._distrust(fetch, error)
+            raise
+
     def failed(self, sha256: str, problem: str) -> None:
         """Says why a fetch came to nothing, until one succeeds."""
         if self._problem != (sha256, problem):
@@ -144,10 +170,11 @@ class Fetcher:
 
     def _choose(self, wanted: str) -> str | None:
         """SHA-256 of the model to fetch, None while nobody has one: one that was begun goes first."""
+        named = [(peer.model, peer.model_name) for peer in self.live_peers() if peer.model]
+        there = {model for model, _ in named}
         for sha256, name in partial_files(self._store.partial):
-            if wanted in ("", name, sha256):
+            if wanted in ("", name, sha256) and (sha256 in there or wanted or not there):
                 return sha256
-        named = [(peer.model, peer.model_name) for peer in self.live_peers()]
         served = Counter(model for model, name in named if model and wanted in ("", name, model))
         return str(min(served.items(), key=lambda entry: (-entry[1], entry[0]))[0]) if served else None
 
@@ -165,7 +192,9 @@ class Fetcher:
                 self._store.partial,
                 self._own,
                 sha256,
-                peers=lambda: [peer for peer in self.live_peers() if peer.model == sha256],
+                peers=lambda: [
+                    peer for peer in self.live_peers() if peer.model == sha256 and peer.name not in self._distrusted
+                ],
                 dial=self._dial,
                 is_busy=self._is_busy,
                 log=self._log,
@@ -175,10 +204,16 @@ class Fetcher:
 
     async def _serve_part(self, sha256: str) -> None:
         fetch = self.fetch(sha256)
-        await fetch.get(lambda manifest: manifest.chunks_of([(0, manifest.head_bytes)]))
-        assert fetch.part is not None
-        self._models.serve_part(await trio.to_thread.run_sync(_open_part, fetch.part))
-        await self.keep_if_whole(fetch.part)
+        await self.get(fetch, lambda manifest: manifest.chunks_of([(0, manifest.head_bytes)]))
+        part = fetch.part
+        assert part is not None
+        try:
+            served = await trio.to_thread.run_sync(open_part, part)
+        except ModelFileError as error:
+            self._distrust(fetch, error)
+            raise
+        self._models.serve_part(served)
+        await self.keep_if_whole(part)
 
     async def keep_if_whole(self, part: PartialFile, name: str | None = None) -> None:
         """Moves a file into the store, once all of it is here and its content hash was checked."""
@@ -191,34 +226,24 @@ class Fetcher:
             kept = name or (part.name if valid_name(part.name) else f"model-{part.sha256[:8]}")
             await trio.to_thread.run_sync(self._store.adopt, part.path, kept, part.sha256)
         except ModelFileError as error:
-            if self._models.served is not None and self._models.served.part is part:
-                self._models.lose(self._models.served.file, error)
+            self._distrust(fetch, error)
             raise
         finally:
-            fetch.stop()
-            del self._fetches[part.sha256]
+            self._forget(fetch)
         part.remove()
         self._log.info("fetch_finished", model=kept, sha256=part.sha256[:16], bytes=part.manifest.size)
         self._models.part_is_whole()
 
+    def _distrust(self, fetch: Fetch, error: ModelFileError) -> None:
+        """What its voucher said of the file is wrong: it is begun anew, with another one's manifest."""
+        part, served = fetch.part, self._models.served
+        if part is not None:
+            self._distrusted.add(part.voucher)
+            part.remove()
+        self._forget(fetch)
+        if served is not None and served.part is not None and served.part is part:
+            self._models.lose(served.file, error)
 
-def _chunks_of(served: ServedModel, part: Slice) -> list[int]:
-    """Chunks that a slice of a partial file needs, the head's with them."""
-    assert served.part is not None
-    manifest: Manifest = served.part.manifest
-    ranges = slice_ranges(served.file.gguf, served.file.hyperparameters, part)
-    return manifest.chunks_of([(0, manifest.head_bytes), *ranges])
-
-
-def _open_part(part: PartialFile) -> ServedModel:
-    """Blocks. Raises ModelFileError."""
-    file = PartialModelFile.open(part.path)
-    try:
-        guard_map(file, file.data)
-        _ = file.hyperparameters, file.tokenizer, file.chat_template
-        served = ServedModel(part.name, part.sha256, part.manifest.size, file, part)
-        part.parts = tuple(one for one in part.parts if part.has_all(_chunks_of(served, one)))
-    except BaseException:
-        file.close()
-        raise
-    return served
+    def _forget(self, fetch: Fetch) -> None:
+        fetch.stop()
+        self._fetches.pop(fetch.sha256, None)

@@ -6,15 +6,15 @@ BUSY_BYTES_PER_S.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-import msgspec
 import trio
 
+from meshllm.daemon.manifests import make_manifest, read_manifest, write_manifest
 from meshllm.daemon.served_model import ServedModel
 from meshllm.errors import LinkLostError, ModelFileError, RemoteProtocolError
 from meshllm.log import Logger
@@ -22,7 +22,6 @@ from meshllm.mesh.file_messages import Absent, AskChunk, Chunk, Farewell, FileHe
 from meshllm.mesh.manifest import CHUNK_BYTES, Manifest
 from meshllm.mesh.transfer import Bandwidth
 from meshllm.model.model_file import ModelFile
-from meshllm.model.slice_bytes import head_bytes
 from meshllm.net.file_link import FileLink, answer_file
 from meshllm.net.listener import Incoming
 
@@ -122,32 +121,11 @@ class FileServer:
             await trio.sleep(self._bandwidth.delay(n_bytes, trio.current_time()))
 
     def _manifest(self, served: ServedModel) -> Manifest:
-        """Kept by content hash; made where there is none, which reads the whole file and checks that hash."""
         path = self._folder / f"{served.sha256}.manifest"
-        try:
-            kept = msgspec.msgpack.decode(path.read_bytes(), type=Manifest)
-            if kept.fault is None and kept.size == served.size:
-                return kept
-        except (OSError, msgspec.MsgspecError):
-            kept = None
+        kept = read_manifest(path)
+        if kept is not None and kept.size == served.size:
+            return kept
         manifest = make_manifest(served.file, served.sha256, served.size)
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".new")
-            temporary.write_bytes(msgspec.msgpack.encode(manifest))
-            temporary.replace(path)
-        except OSError:
-            return manifest  # a store that cannot be written still serves
+        with contextlib.suppress(OSError):  # a store that cannot be written still serves
+            write_manifest(path, manifest)
         return manifest
-
-
-def make_manifest(file: ModelFile, sha256: str, size: int) -> Manifest:
-    """The manifest of a file, made in the same pass as its content hash. Raises ModelFileError where that differs."""
-    whole, hashes = hashlib.sha256(), []
-    for start in range(0, size, CHUNK_BYTES):
-        data = file.read(start, min(CHUNK_BYTES, size - start))
-        whole.update(data)
-        hashes.append(hashlib.sha256(data).digest())
-    if whole.hexdigest() != sha256:
-        raise ModelFileError(f'{file.path}: is not what it was when it was registered; run "meshllm pull" for it again')
-    return Manifest(size, head_bytes(file.gguf, size), b"".join(hashes))

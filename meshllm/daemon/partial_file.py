@@ -12,6 +12,7 @@ nothing is trusted that was not checked, and nothing is fetched twice that is he
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -93,7 +94,10 @@ class PartialFile:
 
     def check_room(self, n_bytes: int) -> None:
         """Raises UnavailableError where the disk has no room for so many bytes more."""
-        free = shutil.disk_usage(self.path.parent).free
+        try:
+            free = shutil.disk_usage(self.path.parent).free
+        except OSError as error:
+            raise _disk_error(self.path, error) from error
         if free < n_bytes + SPARE_BYTES:
             raise UnavailableError(
                 f"{self.path.parent}: {n_bytes >> 20} MiB of {self.name} are still to come, the disk has"
@@ -138,10 +142,15 @@ class PartialFile:
         return self._read(chunk)
 
     def check_whole(self) -> None:
-        """Raises ModelFileError unless the file is the one that its content hash names; it is then removed."""
+        """Raises ModelFileError unless the file is the one that its content hash names; it is then removed.
+        UnavailableError where the disk cannot be read.
+        """
         digest = hashlib.sha256()
-        for chunk in range(self.manifest.n_chunks):
-            digest.update(self._read(chunk))
+        try:
+            for chunk in range(self.manifest.n_chunks):
+                digest.update(self._read(chunk))
+        except OSError as error:
+            raise _disk_error(self.path, error) from error
         if digest.hexdigest() != self.sha256:
             self.remove()
             raise ModelFileError(
@@ -152,7 +161,8 @@ class PartialFile:
     def remove(self) -> None:
         """Forgets everything of it; what is mapped stays readable until it is unmapped."""
         for suffix in (".gguf", ".record", ".parts", ".manifest"):
-            self.path.with_suffix(suffix).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a disk that cannot be written: it is looked at anew at the next start
+                self.path.with_suffix(suffix).unlink(missing_ok=True)
 
     def _read(self, chunk: int) -> bytes:
         return os.pread(self._descriptor, self.manifest.length(chunk), chunk * CHUNK_BYTES)

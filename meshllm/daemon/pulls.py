@@ -64,7 +64,7 @@ class Pulls:
     async def _get(self, sha256: str, name: str, pull: trio.CancelScope) -> None:
         try:
             fetch = self._fetcher.fetch(sha256)
-            await fetch.get(lambda manifest: list(range(manifest.n_chunks)))
+            await self._fetcher.get(fetch, lambda manifest: list(range(manifest.n_chunks)))
             assert fetch.part is not None
             await self._fetcher.keep_if_whole(fetch.part, name)
         except MeshLLMError as error:

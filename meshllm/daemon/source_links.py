@@ -22,6 +22,7 @@ from meshllm.mesh.transfer import TICK_S, WINDOW, Transfer
 from meshllm.net.file_link import FileLink
 from meshllm.net.reasons import first_of
 
+OFFER_S: Final = 900.0  # a peer that is asked for the first time hashes its whole file; it is lost sooner if it dies
 SYNC_CHUNKS: Final = 16  # between two syncs: what a power cut can cost
 
 Dial = Callable[[PeerView, FileHello], Awaitable[FileLink]]
@@ -54,6 +55,7 @@ class SourceLinks:
         self.transfer = Transfer(part.here)
         self.changed = trio.Event()  # anew after each turn of `run`
         self.trouble: UnavailableError | None = None  # with the disk
+        self.is_disputed = False  # some device has another manifest
         self.bytes_received = 0
 
     @property
@@ -117,8 +119,8 @@ class SourceLinks:
         try:
             with scope:
                 await self._use(peer)
-        except (LinkLostError, RemoteProtocolError) as error:
-            self._log.warning("file_source_lost", peer=peer.name, reason=str(error))
+        except (LinkLostError, RemoteProtocolError, trio.TooSlowError) as error:
+            self._log.warning("file_source_lost", peer=peer.name, reason=str(error) or "it offered nothing in time")
         except UnavailableError as error:  # our disk
             self.trouble = error
         finally:
@@ -130,10 +132,12 @@ class SourceLinks:
     async def _use(self, peer: PeerView) -> None:
         link = await self._dial(peer, self._hello)
         try:
-            offer = await offer_of(link)
+            with trio.fail_after(OFFER_S):
+                offer = await offer_of(link)
             if offer.manifest != self._part.manifest:
                 reason = f"its manifest differs from that of '{self._part.voucher}': one of the two files is damaged"
-                self.transfer.source_refused(peer.node, reason)
+                self.transfer.source_refused(peer.node)
+                self.is_disputed = True
                 self._log.error("file_source_refused", peer=peer.name, reason=reason)
                 return
             n_chunks = offer.manifest.n_chunks
@@ -145,7 +149,7 @@ class SourceLinks:
                 nursery.start_soon(_send_asks, link, asks)
                 while True:
                     await self._take(peer, await link.receive())
-        except* (LinkLostError, RemoteProtocolError, UnavailableError) as group:
+        except* (LinkLostError, RemoteProtocolError, UnavailableError, trio.TooSlowError) as group:
             raise first_of(group) from group
         finally:
             with trio.CancelScope(shield=True):

@@ -2,10 +2,10 @@
 
 Chunks are asked in the order in which they are wanted, of all sources at once, WINDOW of each under way, so that each
 gives what it can. What a source owes when it leaves, or for longer than OWING_S, is asked of another. A chunk that came
-damaged is not asked of its sender again, and whoever sends MAX_DAMAGED of them is asked for nothing more. Where all is
-asked and a source has nothing to do, it is asked for what another has owed for HEDGE_S: the last chunks do not wait for
-the slowest. The caller has verified and stored a chunk when it says that it arrived, and asks `to_dial`, `overdue` and
-`next_asks` after every event and each TICK_S.
+damaged is not asked of its sender again on that link, and whoever sends MAX_DAMAGED of them is left alone for long.
+Where all is asked and a source has nothing to do, it is asked for what another has owed for HEDGE_S: the last chunks do
+not wait for the slowest. The caller has verified and stored a chunk when it says that it arrived, and asks `to_dial`,
+`overdue` and `next_asks` after every event and each TICK_S.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ HEDGE_S: Final = 5.0
 MAX_DAMAGED: Final = 3
 FIRST_PAUSE_S: Final = 1.0  # before a source that failed is dialled again, twice as long each time
 LONGEST_PAUSE_S: Final = 30.0
+REFUSED_PAUSE_S: Final = 120.0  # before one whose file is damaged is asked again: it may have been pulled anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class _Record:
     damaged: set[int] = field(default_factory=set)
     failures: int = 0
     dial_at: float = -math.inf
-    refused: str | None = None
+    refused: bool = False
 
 
 class Transfer:
@@ -82,11 +83,13 @@ class Transfer:
         if not self._wanted:
             return []
         known = ((node, self._records.get(node, _Record())) for node in nodes if node not in self._sources)
-        return [node for node, record in known if record.refused is None and now >= record.dial_at]
+        return [node for node, record in known if now >= record.dial_at]
 
     def dialled(self, node: NodeId) -> None:
-        """A dial is under way: it is not to be dialled again until source_joined or source_left."""
-        self._record(node).dial_at = math.inf
+        """A dial is under way: it is not to be dialled again until source_left. Its file may be another one by now."""
+        record = self._record(node)
+        record.dial_at, record.refused = math.inf, False
+        record.damaged.clear()
 
     def source_joined(self, node: NodeId, holds: ChunkSet) -> None:
         """A link with a device that holds these chunks, by the same manifest, is up."""
@@ -96,12 +99,13 @@ class Transfer:
         """Its link is gone, or could not be had; what it owes is free to be asked of others."""
         source, record = self._sources.pop(node, None), self._record(node)
         record.failures = 1 if source is not None and source.gave_at > -math.inf else record.failures + 1
-        record.dial_at = now + min(FIRST_PAUSE_S * 2 ** min(record.failures - 1, 16), LONGEST_PAUSE_S)
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(record.failures - 1, 16), LONGEST_PAUSE_S)
+        record.dial_at = now + (REFUSED_PAUSE_S if record.refused else pause_s)
 
-    def source_refused(self, node: NodeId, reason: str) -> None:
-        """It cannot be used for this file, whatever comes: it is not dialled again."""
+    def source_refused(self, node: NodeId) -> None:
+        """It cannot be used for this file as it is: its link is to be closed, and it is left alone for long."""
         self._sources.pop(node, None)
-        self._record(node).refused = reason
+        self._record(node).refused = True
 
     def arrived(self, node: NodeId, chunk: int, now: float, *, good: bool) -> None:
         """A chunk came. good: it was what the manifest says, and is stored."""
@@ -116,7 +120,7 @@ class Transfer:
         record = self._record(node)
         record.damaged.add(chunk)
         if len(record.damaged) >= MAX_DAMAGED:
-            self.source_refused(node, f"sent {len(record.damaged)} damaged chunks of the file")
+            self.source_refused(node)
 
     def absent(self, node: NodeId, chunk: int) -> None:
         """A source does not hold a chunk, after all."""
@@ -128,7 +132,7 @@ class Transfer:
     def is_refused(self, node: NodeId) -> bool:
         """Whether nothing more is asked of a device: its link is of no use."""
         record = self._records.get(node)
-        return record is not None and record.refused is not None
+        return record is not None and record.refused
 
     # --- decisions
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshllm.layout.layout import NodeId
 from meshllm.mesh.manifest import CHUNK_BYTES, ChunkSet, Manifest
-from meshllm.mesh.transfer import HEDGE_S, MAX_DAMAGED, OWING_S, WINDOW, Ask, Bandwidth, Transfer
+from meshllm.mesh.transfer import HEDGE_S, MAX_DAMAGED, OWING_S, REFUSED_PAUSE_S, WINDOW, Ask, Bandwidth, Transfer
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")
 
@@ -67,7 +67,11 @@ def test_source_that_keeps_sending_damage_is_given_up() -> None:
         transfer.arrived(A, ask.chunk, 0.1, good=False)
     assert transfer.is_refused(A)
     assert transfer.next_asks(1e6) == []
-    assert transfer.to_dial([A, B], 1e6) == [B]
+    transfer.source_left(A, 1.0)
+    assert transfer.to_dial([A, B], REFUSED_PAUSE_S) == [B]
+    assert transfer.to_dial([A, B], REFUSED_PAUSE_S + 1.0) == [A, B]
+    transfer.dialled(A)
+    assert not transfer.is_refused(A)
 
 
 def test_source_that_gives_nothing_is_let_go_and_one_that_gives_is_not() -> None:

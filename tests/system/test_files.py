@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from meshllm.daemon.file_server import make_manifest
+from meshllm.daemon.manifests import make_manifest, write_manifest
 from meshllm.daemon.model_store import ModelStore
-from meshllm.mesh.manifest import CHUNK_BYTES
+from meshllm.mesh.manifest import CHUNK_BYTES, HASH_BYTES
 from meshllm.model.model_file import ModelFile
 from meshllm.status import Status
 from tests.margins import clear_tokens
@@ -146,9 +146,7 @@ def _damaged(daemon: Daemon, path: Path) -> None:
     with ModelFile.open(path) as file:
         manifest = make_manifest(file, sha256, path.stat().st_size)
         damaged = file.gguf.tensors["blk.20.ffn_up.weight"].offset
-    folder = daemon.folder / "models" / "manifests"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{sha256}.manifest").write_bytes(msgspec.msgpack.encode(manifest))
+    write_manifest(daemon.folder / "models" / "manifests" / f"{sha256}.manifest", manifest)
     before = path.stat()
     with path.open("r+b") as raw:
         raw.seek(damaged)
@@ -172,6 +170,26 @@ def test_damaged_chunk_is_had_from_another_device_and_its_sender_is_named(
     assert "chunk_damaged" in attic.log
     cellar.stop()
     mesh.wait_ranks(2, kitchen, attic)
+    check_greedy(attic, greedy("Q4_1"))
+
+
+def test_device_that_vouches_for_wrong_hashes_is_found_out(mesh: Mesh, smollm2_path, greedy) -> None:
+    alpha = mesh.start("alpha", model=smollm2_path)
+    mesh.wait_ranks(1, alpha)
+    alpha.stop()
+    sha256 = ModelStore(alpha.folder).sha256_of(smollm2_path)
+    with ModelFile.open(smollm2_path) as file:
+        right = make_manifest(file, sha256, smollm2_path.stat().st_size)
+    hashes = bytearray(right.hashes)
+    hashes[HASH_BYTES * 7] ^= 1
+    wrong = msgspec.structs.replace(right, hashes=bytes(hashes))
+    write_manifest(alpha.folder / "models" / "manifests" / f"{sha256}.manifest", wrong)
+    alpha.run()
+    kitchen = mesh.start("kitchen", model=smollm2_path)
+    mesh.wait_ranks(2, alpha, kitchen)
+    attic = mesh.start("attic", model=None)
+    mesh.wait_ranks(3, alpha, kitchen, attic)
+    assert "the manifest of 'alpha' is not that of other devices" in attic.log
     check_greedy(attic, greedy("Q4_1"))
 
 
@@ -228,3 +246,16 @@ def test_pull_copies_the_whole_file_from_another_device(mesh: Mesh, smollm2_path
     assert "was here already" in again.stderr
     unknown = run("pull", "no-such-model", "--socket", str(attic.socket))
     assert unknown.returncode == 4
+
+
+def test_part_of_a_model_that_the_mesh_no_longer_serves_gives_way(
+    mesh: Mesh, smollm2_path, smollm2_quant, greedy
+) -> None:
+    kitchen = mesh.start("kitchen", model=smollm2_quant("F16"))
+    attic = mesh.start("attic", "--layout", "1", model=None)
+    mesh.wait(lambda status: status.model is not None, attic)  # its head, no more: it is not in the layout
+    kitchen.stop()
+    cellar = mesh.start("cellar", model=smollm2_path)
+    mesh.wait(lambda status: status.model is not None and status.model.name == smollm2_path.stem, attic)
+    mesh.wait(lambda status: status.state == "serving", attic, cellar)
+    check_greedy(attic, greedy("Q4_1"))
