@@ -96,6 +96,7 @@ class Fetcher:
         if served is None or served.part is None or self._models.named:
             return
         if live and served.sha256 not in live:
+            self._forget(self.fetch(served.sha256))
             self._models.lose(served.file, NoModelError(f"no connected device serves {served.name} any more"))
 
     # --- parts of the served model
@@ -119,7 +120,7 @@ class Fetcher:
                 served = self._models.served
                 if served is None or served.sha256 != model:
                     raise UnavailableError("serves another model now")
-                if served.part is not None:
+                if served.part is not None and not served.part.is_whole:
                     await self.get(self.fetch(model), lambda _: chunks_of(served, part))
                     self._problem = None
                     await trio.to_thread.run_sync(served.part.note_part, part)
