@@ -95,6 +95,11 @@ class EpochBook:
         """The largest epoch ever committed here, while it lives: after its end there is no way back to an older one."""
         return self._epochs.get(self._committed) if self._committed is not None else None
 
+    def comes_late(self, entry: MemberEpoch) -> bool:
+        """Whether a larger one, of another driver, came into force while this one was prepared: it never may."""
+        behind = self._committed is not None and entry.epoch < self._committed
+        return behind and entry.holds and entry.state is EpochState.PREPARED
+
     def why_not(self, epoch: Epoch, *, holds: bool) -> str | None:
         """Why an offer cannot be taken, or None. A listener may hear of the same epoch again after a lost link."""
         if self.taken is not None and (epoch < self.taken or (holds and epoch == self.taken)):

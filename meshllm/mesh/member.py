@@ -44,7 +44,10 @@ class Member:
             case Commit() if entry is not None and message.epoch.driver == node:
                 if not allows(entry, EpochEvent.COMMIT):
                     return f"committed epoch {message.epoch.counter} before it was prepared here"
-                self._epochs.step(entry, EpochEvent.COMMIT)
+                if self._epochs.comes_late(entry):
+                    self._break(entry, None, f"{self._name} is in a larger epoch by now", now)
+                else:
+                    self._epochs.step(entry, EpochEvent.COMMIT)
             case Abort(reason=reason) if entry is not None and message.epoch.driver == node:
                 self._epochs.step(entry, EpochEvent.END, reason)
             case Abort(reason=reason) if message.epoch.driver == self._own:

@@ -39,6 +39,7 @@ FIXED_SEEDS = (
     3427613644,
     20290,
     20347,
+    30853,
     1346056580,
 )  # those from 8 on once failed
 
