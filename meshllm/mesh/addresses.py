@@ -132,10 +132,10 @@ class AddressBook:
         known = target.node is not None and linked(target.node)
         return not target.dialing and not known and bool(target.addresses)
 
-    def known(self) -> list[tuple[NodeId, Address]]:
-        """Devices known by address, for `status`: ids with one address each."""
-        nodes = [(t.node, next(iter(t.addresses))) for t in self._targets.values() if t.node and t.addresses]
-        return sorted(dict(nodes).items())
+    def known(self) -> list[tuple[NodeId, Address, str | None]]:
+        """Devices known by address, for `status`: ids with one address each, and why the last dial failed."""
+        nodes = {t.node: (next(iter(t.addresses)), t.reason) for t in self._targets.values() if t.node and t.addresses}
+        return [(node, *nodes[node]) for node in sorted(nodes)]
 
     def unreached(self) -> list[tuple[str, Address, str | None]]:
         """Static addresses behind which nobody was found yet: keys, addresses, why not."""

@@ -147,10 +147,10 @@ class Sessions:
         if node is None:
             self._out.report("link_refused", reason=words)
             fresh = self._links.fresh(link)
+            self._close_fresh(link, words, now)
             if fresh is not None and fresh.hello is not None and not self._is_linked(fresh.hello.node):
                 self._members.mismatched(fresh.hello, fresh.address, words, now)
                 self.book.lost(fresh.hello.node, now, pause=REFUSED_PAUSE_S)
-            self._close_fresh(link, words, now)
             return []
         events = self.end(node, words, now)
         self.book.lost(node, now, pause=REFUSED_PAUSE_S)

@@ -26,9 +26,7 @@ def make_view(
     layout = in_force.layout if in_force else None
     peers = [_peer_view(node, peer, planning.model, layout, sessions, now) for node, peer in members.all()]
     known = {peer.node for peer in peers}
-    for node, address in sessions.book.known():
-        if node not in known:
-            peers.append(_unmet(node, address))
+    peers += [_unmet(*unmet) for unmet in sessions.book.known() if unmet[0] not in known]
     peers += [_unmet(NodeId(key), address, reason) for key, address, reason in sessions.book.unreached()]
     state, detail = _state(config, planning, members, in_force, is_preparing=is_preparing)
     reasons = dict(layout.left_out) if layout else {}

@@ -6,6 +6,7 @@ are compared up to the first step whose margin is under 0.5.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,26 @@ def test_perplexity_is_within_one_percent_of_llama_cpp_or_of_float32(
     tolerance = 0.01 if quant.startswith("Q") else 0.001
     assert min(abs(found / right - 1) for right in PERPLEXITY[quant]) < tolerance
     ranks.close()
+
+
+@pytest.mark.parametrize("n", range(2, 13))
+def test_two_to_twelve_ranks_compute_what_one_computes(
+    n: int, open_model: Callable[[str], ModelFile], golden: Golden, kernels: Kernels
+) -> None:
+    """SmolLM2 has 9 heads in 3 KV groups: many ranks share KV heads, or have none."""
+    model = open_model("Q4_1")
+    h = model.hyperparameters
+    rng = random.Random(n)
+    heads = sorted(rng.choices(range(h.n_heads + 1), k=n - 1))  # twice the same: a rank without heads
+    ffn = sorted(rng.sample(range(32, h.ffn_dim, 32), n - 1))
+    vocab = sorted(rng.sample(range(1, h.vocab_size), n - 1))
+    parts = slices(cut(h.n_heads, *heads), cut(h.ffn_dim, *ffn), cut(h.vocab_size, *vocab))
+    prompt = cases_of(golden, "greedy_vectors", "Q4_1")[0]["prompt_ids"]
+    one = Ranks.load(kernels, model, [whole_slice(h)], n_slots=1)
+    many = Ranks.load(kernels, model, parts, n_slots=1)
+    for ranks in (one, many):
+        ranks.step(prompt, 0, [len(prompt) - 1])
+    error = np.abs(many.logits(0) - one.logits(0)).max() / np.abs(one.logits(0)).max()
+    assert error < 0.05, error
+    one.close()
+    many.close()

@@ -6,50 +6,17 @@ import os
 import shutil
 import signal
 import socket
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from meshllm.errors import MeshLLMError
 from meshllm.net.identity import MeshSecret
 from tests.margins import clear_tokens
 from tests.system.mesh import Daemon, Mesh, bridged_hosts, error_of, serves, set_link
+from tests.system.readers import COUNTING, LONG, Reader
 
-LONG = 500  # tokens of an answer that devices are lost in
 PROMPT = (1, 4093, 198)
-COUNTING = ", ".join(map(str, range(1, 26))) + ","  # each next token is sure by a nat or more
-
-
-class Reader(threading.Thread):
-    """Reads an answer long enough to lose a device in."""
-
-    def __init__(self, root: Daemon) -> None:
-        super().__init__()
-        self.root, self.error = root, None
-        self.tokens: list[int] = []
-        self.began = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        body = {"prompt": COUNTING, "max_tokens": LONG, "temperature": 0, "ignore_eos": True, "stream": True}
-        try:
-            for event in self.root.client.stream("/v1/completions", {**body, "return_token_ids": True}):
-                self.tokens += event["choices"][0]["token_ids"] if event["choices"] else []
-                if len(self.tokens) > 10:
-                    self.began.set()
-        except MeshLLMError as error:
-            self.error = error
-        self.began.set()
-
-    def whole(self) -> list[int]:
-        """Its tokens, once all are there."""
-        self.join(60)
-        assert not self.is_alive(), "the answer hangs"
-        assert self.error is None, self.error
-        assert len(self.tokens) == LONG
-        return self.tokens
 
 
 def _two_or_more(mesh: Mesh, model, n: int) -> list[Daemon]:
