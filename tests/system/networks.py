@@ -37,6 +37,18 @@ class Hosts:
             ip(name, "addr", "add", f"{SECOND}.{i + 1}/24", "dev", "eth1")
             ip(name, "link", "set", "eth1", "up")
 
+    def split(self, *ports: int) -> None:
+        """These hosts stand on a switch of their own from now on."""
+        ip(self.switch, "link", "add", "br2", "type", "bridge", "mcast_snooping", "0")
+        ip(self.switch, "link", "set", "br2", "up")
+        for i in ports:
+            ip(self.switch, "link", "set", f"p{i}", "master", "br2")
+
+    def join(self, *ports: int) -> None:
+        """Ends a split."""
+        for i in ports:
+            ip(self.switch, "link", "set", f"p{i}", "master", "br0")
+
     def no_multicast_to(self, *ports: int) -> None:
         """These hosts hear no multicast; theirs is heard."""
         for i in ports:

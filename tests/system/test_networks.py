@@ -173,3 +173,23 @@ def test_device_that_is_seen_and_not_reached_says_where_it_was_tried(tmp_path, s
         for status in mesh.wait(lambda s: any(p.state == "connecting" and p.reason for p in s.peers), first, second):
             assert f"{FIRST}." in (_other(status).reason or "")
             assert "route" in (_other(status).reason or "")
+
+
+def test_halves_of_a_split_lan_serve_and_become_one_again(tmp_path, smollm2_path) -> None:
+    """Answers of both halves go on when the switch is cut in two, and one that runs when they meet again is whole."""
+    with hosts(4) as at, Mesh(tmp_path) as mesh:
+        daemons = _start(mesh, at, smollm2_path)
+        mesh.wait_ranks(4, *daemons)
+        readers = [Reader(daemons[0]), Reader(daemons[2])]
+        assert all(reader.began.wait(30) for reader in readers)
+        at.split(2, 3)
+        for half in (daemons[:2], daemons[2:]):
+            mesh.wait_ranks(2, *half, within_s=BACK_S)
+        for reader in readers:
+            reader.whole()
+        readers = [Reader(daemons[0]), Reader(daemons[2])]
+        assert all(reader.began.wait(30) for reader in readers)
+        at.join(2, 3)
+        mesh.wait_ranks(4, *daemons, within_s=2 * BACK_S)
+        for reader in readers:
+            reader.whole()
