@@ -75,24 +75,15 @@ ALWAYS_INLINE vi four_of(const int8_t *a) { // four activations, in every lane
     return _mm512_set1_epi32(four);
 }
 
+#define dpbusd _mm512_dpbusd_epi32
+
 // dpbusd wants one side unsigned: |w| * sign(w) a; |-128| is 128 as unsigned.
 ALWAYS_INLINE vi add_bytes(vi sum, vi w, vi four) {
-    return _mm512_dpbusd_epi32(sum, _mm512_abs_epi8(w), _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), _mm512_setzero_si512(), four));
+    return dpbusd(sum, _mm512_abs_epi8(w), _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), _mm512_setzero_si512(), four));
 }
 
 #include "body/unpack.h"
-
-ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n,
-                              size_t first, size_t last) {
-    for (size_t i = 0; i < n; i++) sums[i] = _mm512_setzero_si512();
-    for (size_t g = 0; g < 4; g++)
-        for (size_t i = 0; i < n; i++) // group by group, so that weights unpacked for all tokens need no registers of their own
-            for (size_t half = first; half < last; half++) {
-                const size_t s = g + 4 * half;
-                vi w = group_of(groups + i * w_step, format, s), a = four_of(values + i * a_step + 4 * s);
-                sums[i] = has_signed_groups(format) ? add_bytes(sums[i], w, a) : _mm512_dpbusd_epi32(sums[i], w, a);
-            }
-}
+#include "body/vnni.h"
 
 #include "body/bodies.h"
 KERNELS_TABLE(kernels_avx512_vnni, "avx512-vnni")

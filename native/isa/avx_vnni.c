@@ -6,25 +6,15 @@
 #include "body/avx2.h"
 
 #ifdef __AVXVNNI__
-#define DPBUSD _mm256_dpbusd_avx_epi32
+#define dpbusd _mm256_dpbusd_avx_epi32
 #else
-#define DPBUSD _mm256_dpbusd_epi32
+#define dpbusd _mm256_dpbusd_epi32
 #endif
 
 // dpbusd wants one side unsigned: |w| * sign(w) a; |-128| is 128 as unsigned.
-ALWAYS_INLINE vi add_bytes(vi sum, vi w, vi four) { return DPBUSD(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(four, w)); }
+ALWAYS_INLINE vi add_bytes(vi sum, vi w, vi four) { return dpbusd(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(four, w)); }
 
-ALWAYS_INLINE void dot_blocks(vi *sums, uint32_t format, const uint8_t *groups, size_t w_step, const int8_t *values, size_t a_step, size_t n,
-                              size_t first, size_t last) {
-    for (size_t i = 0; i < n; i++) sums[i] = _mm256_setzero_si256();
-    for (size_t g = 0; g < 4; g++)
-        for (size_t i = 0; i < n; i++) // group by group, so that weights unpacked for all tokens need no registers of their own
-            for (size_t half = first; half < last; half++) {
-                const size_t s = g + 4 * half;
-                vi w = group_of(groups + i * w_step, format, s), a = four_of(values + i * a_step + 4 * s);
-                sums[i] = has_signed_groups(format) ? add_bytes(sums[i], w, a) : DPBUSD(sums[i], w, a);
-            }
-}
+#include "body/vnni.h"
 
 #include "body/bodies.h"
 #ifndef AVX_VNNI_TABLE
