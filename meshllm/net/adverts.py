@@ -46,6 +46,9 @@ class Ignored:
     reason: str
 
 
+OWN_ID = Ignored("our own id")
+
+
 def read_advert(
     port: int | None,
     properties: Mapping[bytes, bytes | None],
@@ -62,7 +65,7 @@ def read_advert(
     if fields["tag"] != own.tag:
         return Ignored("another mesh")
     if fields["id"] == own.node:
-        return Ignored("our own id")
+        return OWN_ID
     hosts = dialable_addresses(addresses[:MAX_ADDRESSES], chosen)
     if not hosts:
         return Ignored("no address that can be reached from here")

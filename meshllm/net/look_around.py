@@ -16,7 +16,7 @@ from typing import Final
 
 import zeroconf
 
-from meshllm.net.adverts import SERVICE_TYPE, Announcement, Ignored, Sighting, read_advert
+from meshllm.net.adverts import OWN_ID, SERVICE_TYPE, Announcement, Sighting, read_advert
 from meshllm.net.discovery import FAULTS, multicast_targets
 from meshllm.net.interfaces import Interface
 
@@ -84,7 +84,7 @@ def listen(own: Announcement, chosen: Sequence[Interface], seconds: float) -> He
             found = read_advert(info.port, info.properties, info.parsed_scoped_addresses(), own, chosen)
             if isinstance(found, Sighting):
                 mesh.add(found.node)
-            elif found == Ignored("our own id"):
+            elif found == OWN_ID:
                 heard.append(name)
             else:
                 strangers.add(name)
