@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from meshllm.daemon.partial_file import PartialFile, partial_files
 from meshllm.errors import ModelFileError, UnavailableError
 from meshllm.mesh.manifest import CHUNK_BYTES, Manifest
+from tests.disks import tmpfs
 
 DATA = random.Random(3).randbytes(5 * CHUNK_BYTES + 17)
 CHUNKS = [DATA[i : i + CHUNK_BYTES] for i in range(0, len(DATA), CHUNK_BYTES)]
@@ -92,17 +92,8 @@ def test_damaged_manifest_on_disk_begins_anew(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with tmpfs(tmp_path / "disk", 3) as folder:
+        yield folder
 
 
 def test_full_disk_is_said_and_nothing_half_written_counts(small_disk: Path) -> None:

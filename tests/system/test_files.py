@@ -22,6 +22,7 @@ from meshllm.daemon.model_store import ModelStore
 from meshllm.mesh.manifest import CHUNK_BYTES, HASH_BYTES
 from meshllm.model.model_file import ModelFile
 from meshllm.status import Status
+from tests.disks import tmpfs
 from tests.margins import clear_tokens
 from tests.system.conftest import Greedy
 from tests.system.mesh import Daemon, Mesh, bridged_hosts, serves
@@ -196,17 +197,8 @@ def test_device_that_vouches_for_wrong_hashes_is_found_out(mesh: Mesh, smollm2_p
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 48 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=48m", "none", str(folder)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with tmpfs(tmp_path / "disk", 48) as folder:
+        yield folder
 
 
 def test_full_disk_is_said_and_the_transfer_goes_on_when_there_is_room(
