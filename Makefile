@@ -22,7 +22,7 @@ test: $(VENV)/.tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 nightly: $(VENV)/.tests
-	MESHLLM_SIMULATION_WORLDS=$${MESHLLM_SIMULATION_WORLDS:-10000} $(BIN)/python -m pytest -q -rA tests/simulation -k fresh
+	MESHLLM_SIMULATION_WORLDS=$${MESHLLM_SIMULATION_WORLDS:-10000} $(BIN)/python -m pytest -q -rA tests/simulation -k many
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check .
