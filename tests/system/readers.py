@@ -7,7 +7,7 @@ import threading
 from meshllm.errors import MeshLLMError
 from tests.system.mesh import Daemon
 
-LONG = 500  # tokens
+LONG = 300  # tokens
 COUNTING = ", ".join(map(str, range(1, 26))) + ","  # each next token is sure by a nat or more
 
 
@@ -20,6 +20,7 @@ class Reader(threading.Thread):
         self.error: MeshLLMError | None = None
         self.tokens: list[int] = []
         self.began = threading.Event()
+        self._enough = threading.Event()
         self.start()
 
     def run(self) -> None:
@@ -29,9 +30,17 @@ class Reader(threading.Thread):
                 self.tokens += event["choices"][0]["token_ids"] if event["choices"] else []
                 if len(self.tokens) > 10:
                     self.began.set()
+                if self._enough.is_set():
+                    break
         except MeshLLMError as error:
             self.error = error
         self.began.set()
+
+    def leave(self) -> None:
+        """Reads no more."""
+        self._enough.set()
+        self.join(60)
+        assert not self.is_alive(), "the answer hangs"
 
     def whole(self) -> list[int]:
         """Its tokens, once all are there."""
