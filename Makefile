@@ -22,7 +22,7 @@ test: $(VENV)/.tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 nightly: $(VENV)/.tests
-	MESHLLM_SIMULATION_WORLDS=$${MESHLLM_SIMULATION_WORLDS:-10000} $(BIN)/python -m pytest -q -rA tests/simulation -k many
+	MESHLLM_SIMULATION_WORLDS=$${MESHLLM_SIMULATION_WORLDS:-10000} $(BIN)/python -m pytest -q -rA -o faulthandler_timeout=0 tests/simulation -k many
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check .

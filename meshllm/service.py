@@ -68,9 +68,6 @@ def run(config: Config) -> int:
             trio.run(_main, config, log, os.environ)
         except* MeshLLMError as group:
             raise first_of(group) from group
-        finally:
-            for number in STOP_SIGNALS:  # for the interpreter's own end, which restores the default of handlers
-                signal.signal(number, signal.SIG_IGN)
     log.info("stopped")
     return 0
 
@@ -110,21 +107,34 @@ async def _main(config: Config, log: Logger, environment: Mapping[str, str]) -> 
     early: list[int] = []
     for number in STOP_SIGNALS:  # what the receiver leaves behind: one that comes on the way out changes nothing
         signal.signal(number, lambda number, _: early.append(number))
-    with (
-        trio.open_signal_receiver(*STOP_SIGNALS) as signals,
-        open_sockets(config.socket, config.socket_mode, config.socket_group, tcp, inherited) as api_sockets,
-    ):
-        if early:
-            return
-        for address in open_to_others(api_sockets):
-            risk = "there is no password: whoever reaches this address may use the model and read /status"
-            log.warning("api_open_to_network", address=address, risk=risk, cure="--tcp 127.0.0.1:PORT, or a firewall")
-        parts = _make_parts(config, log)
-        try:
-            await _serve(config, parts, api_sockets, signals, Notifier(environment), log)
-        finally:
-            if not parts.data.join(DATA_LOOP_STOP_S):
-                log.error("data_loop_hung", after_s=DATA_LOOP_STOP_S)
+    try:
+        with (
+            trio.open_signal_receiver(*STOP_SIGNALS) as signals,
+            open_sockets(config.socket, config.socket_mode, config.socket_group, tcp, inherited) as api_sockets,
+        ):
+            if not early:
+                await _run(config, log, environment, signals, api_sockets)
+    finally:
+        for number in STOP_SIGNALS:  # trio closes the pipe that handlers wake it by, and the interpreter the rest
+            signal.signal(number, signal.SIG_IGN)
+
+
+async def _run(
+    config: Config,
+    log: Logger,
+    environment: Mapping[str, str],
+    signals: AsyncIterator[int],
+    api_sockets: Sequence[socket.socket],
+) -> None:
+    for address in open_to_others(api_sockets):
+        risk = "there is no password: whoever reaches this address may use the model and read /status"
+        log.warning("api_open_to_network", address=address, risk=risk, cure="--tcp 127.0.0.1:PORT, or a firewall")
+    parts = _make_parts(config, log)
+    try:
+        await _serve(config, parts, api_sockets, signals, Notifier(environment), log)
+    finally:
+        if not parts.data.join(DATA_LOOP_STOP_S):
+            log.error("data_loop_hung", after_s=DATA_LOOP_STOP_S)
 
 
 async def _serve(
