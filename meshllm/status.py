@@ -44,6 +44,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     read_gbps: float | None = None  # measured on the real kernels
     matmul_gops: float | None = None
     rtt_us: float | None = None
+    mbps: float | None = None  # 1e6 bits a second of the link, the slower way; None where it is fast, or not measured
     seen_s: float | None = None  # seconds since its last message
 
 

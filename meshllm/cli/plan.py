@@ -169,11 +169,11 @@ def _of_mesh(socket: Path | None) -> Described:
         for p in peers
     )
     own = next(NodeId(p.id) for p in peers if p.state == "self")
-    rtts = {NodeId(p.id): p.rtt_us for p in peers if p.rtt_us}
-    links = [LinkSpeed(a=own, b=node, rtt_us=rtt_us) for node, rtt_us in rtts.items()]
-    others = list(rtts)
-    between = max(rtts.values(), default=0.0)
-    links += [LinkSpeed(a=a, b=b, rtt_us=between) for i, a in enumerate(others) for b in others[:i]]
+    links = [LinkSpeed(a=own, b=NodeId(p.id), rtt_us=p.rtt_us, mbps=p.mbps) for p in peers if p.rtt_us]
+    others = [link.b for link in links]
+    rtt_us = max((link.rtt_us for link in links), default=0.0)
+    mbps = min((link.mbps for link in links if link.mbps is not None), default=None)
+    links += [LinkSpeed(a=a, b=b, rtt_us=rtt_us, mbps=mbps) for i, a in enumerate(others) for b in others[:i]]
     assumed = ("links between other devices as the slowest of this one",) if len(others) > 1 else ()
     return Described(devices, {NodeId(p.id): printable(p.name) for p in peers}, tuple(links), assumed)
 

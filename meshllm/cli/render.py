@@ -124,7 +124,9 @@ def _speed(peer: PeerStatus) -> Text:
 
 
 def _round_trip(peer: PeerStatus) -> Text:
-    return Text("-", "dim") if peer.rtt_us is None else Text(in_microseconds(peer.rtt_us))
+    if peer.rtt_us is None:
+        return Text("-", "dim")
+    return Text(in_microseconds(peer.rtt_us) + (f", {peer.mbps:.0f} Mbit/s" if peer.mbps is not None else ""))
 
 
 def _notes(status: Status) -> list[Text]:

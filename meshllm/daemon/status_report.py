@@ -169,6 +169,7 @@ def _peer_status(peer: PeerView, layout: Layout | None, own: OwnFacts) -> PeerSt
         read_gbps=device.read_gbps if device is not None else None,
         matmul_gops=device.matmul_gops if device is not None else None,
         rtt_us=peer.rtt_us,
+        mbps=peer.mbps,
         seen_s=peer.seen_s,
     )
 

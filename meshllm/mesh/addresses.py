@@ -56,6 +56,11 @@ class AddressBook:
         else:
             self._add(node, node, addresses, source, now)
 
+    def told(self, addresses: tuple[tuple[NodeId, tuple[Address, ...]], ...], now: float) -> None:
+        """What a peer says of others."""
+        for node, places in addresses:
+            self.found("peer", node, places, now)
+
     def _add(
         self, key: str, node: NodeId | None, addresses: tuple[Address, ...], source: AddressSource, now: float
     ) -> None:

@@ -35,6 +35,8 @@ from meshllm.mesh.check_values import (
 from meshllm.mesh.file_messages import Absent, AskChunk, Chunk, Farewell, FileHello, Held, Need, Offer
 from meshllm.mesh.manifest import CHUNK_BYTES, MAX_CHUNKS
 from meshllm.mesh.messages import (
+    FILLER_BYTES,
+    N_FILLERS,
     Abort,
     Cancel,
     Candidates,
@@ -42,6 +44,7 @@ from meshllm.mesh.messages import (
     DataHello,
     Epoch,
     Failed,
+    Filler,
     Finished,
     Goodbye,
     Heartbeat,
@@ -79,6 +82,9 @@ def _check(message: Message) -> None:
             require(len(random) == 32, "random", "32 bytes")
         case Heartbeat():
             _heartbeat(message)
+        case Filler(left=left, data=data):
+            require(0 <= left < N_FILLERS, "left", f"less than {N_FILLERS}")
+            require(len(data) <= FILLER_BYTES, "data", f"at most {FILLER_BYTES} bytes")
         case PeerAddresses(addresses=addresses):
             _addresses(addresses)
         case Prepare():
@@ -170,9 +176,10 @@ def _heartbeat(message: Heartbeat) -> None:
     if message.epoch is not None:
         _epoch(message.epoch)
     require(len(message.rtt_us) <= MAX_PEERS, "rtt_us", f"of at most {MAX_PEERS} peers")
-    for node, rtt in message.rtt_us:
+    require(len(message.mbps) <= MAX_PEERS, "mbps", f"of at most {MAX_PEERS} peers")
+    for node, value in (*message.rtt_us, *message.mbps):
         require_hex("rtt_us.node", node, 16)
-        require_number("rtt_us", rtt)
+        require_number("rtt_us", value)
 
 
 def _addresses(addresses: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]) -> None:

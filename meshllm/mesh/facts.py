@@ -63,6 +63,7 @@ class PeerView:
     device: Device | None
     free_bytes: int | None
     rtt_us: float | None
+    mbps: float | None  # 1e6 bits a second of the link, the slower way, where that is what limits it
     seen_s: float | None  # since its last message
 
 

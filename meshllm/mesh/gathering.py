@@ -15,6 +15,7 @@ from meshllm.layout.layout import Layout, NodeId
 from meshllm.mesh.actions import Gather
 from meshllm.mesh.check_values import MAX_HELD
 from meshllm.mesh.epoch import EpochBook
+from meshllm.mesh.link_speeds import known_links
 from meshllm.mesh.membership import Membership
 from meshllm.mesh.messages import Held, ModelHash, Need
 from meshllm.mesh.outbox import Outbox
@@ -72,7 +73,7 @@ class Gathering:
         if not all(node in held for node in self._lacking(layout)):
             return planned
         devices = {device.node: device for _, device in situation.devices}
-        links = self._planning.links(list(devices))
+        links = known_links(self._own, self._members, list(devices))
         kept = keep_parts(layout, held, devices, links, situation.model.shape, self._own)
         return planned if kept is None else (kept, situation)
 

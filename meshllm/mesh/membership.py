@@ -15,7 +15,7 @@ from typing import Final
 from meshllm.errors import LocalProtocolError
 from meshllm.layout.layout import Device, NodeId
 from meshllm.mesh.actions import Address, LinkId
-from meshllm.mesh.messages import Epoch, Heartbeat, Hello, ModelHash, ServedModel
+from meshllm.mesh.messages import FILLER_BYTES, N_FILLERS, Epoch, Filler, Heartbeat, Hello, ModelHash, ServedModel
 from meshllm.model.slicing import Slice
 
 HEARTBEAT_S: Final = 0.5
@@ -82,6 +82,10 @@ class Peer:
     epoch: Epoch | None = None
     echo: tuple[float, float] | None = None  # its `sent` of the last heartbeat, and when it came
     rtts_us: deque[float] = field(default_factory=lambda: deque(maxlen=RTT_WINDOW))
+    probes: int = 0  # of throughput, sent to it
+    filled_at: float | None = None  # when the first Filler of a probe came
+    mbps: float | None = None  # 1e6 bits a second from it, the best of its probes; None before one came
+    mbps_from: dict[NodeId, float] = field(default_factory=dict)  # as it has measured those that send to it
     linked_to: dict[NodeId, float] = field(default_factory=dict)  # its own peers, round trips in us (0: unmeasured)
 
     @property
@@ -176,7 +180,16 @@ class Membership:
         linked = dict(message.rtt_us)
         if linked.keys() != peer.linked_to.keys():
             self.version += 1
-        peer.linked_to = linked
+        peer.linked_to, peer.mbps_from = linked, dict(message.mbps)
+
+    def filled(self, node: NodeId, message: Filler, now: float) -> None:
+        """A Filler came; the last of a probe tells the throughput."""
+        peer = self._peers[node]
+        if message.left == N_FILLERS - 1:
+            peer.filled_at = now
+        elif message.left == 0 and peer.filled_at is not None:
+            mbps = (N_FILLERS - 1) * FILLER_BYTES * 8e-6 / max(now - peer.filled_at, 1e-6)
+            peer.mbps, peer.filled_at = max(mbps, peer.mbps or 0.0), None
 
     def served(self, node: NodeId, message: ServedModel) -> None:
         """Its model or measurements changed."""

@@ -20,8 +20,12 @@ from meshllm.model.slicing import Slice
 from meshllm.parameters import SampledToken, SamplingParameters
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 1
+PROTOCOL_MINOR = 2
+FILLERS_SINCE = 2  # minor
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
+
+N_FILLERS = 3
+FILLER_BYTES = 32 * 1024  # of each: 20 Mbit/s take 13 ms for one
 
 # --- control link -----------------------------------------------------------------------------------------------------
 
@@ -66,6 +70,14 @@ class Heartbeat(Message, frozen=True, tag=2):
     free_bytes: int
     epoch: Epoch | None  # committed here
     rtt_us: tuple[tuple[NodeId, float], ...]  # to the others, for the planner
+    mbps: tuple[tuple[NodeId, float], ...] = ()  # 1e6 bits a second from each, as its Fillers came
+
+
+class Filler(Message, frozen=True, tag=6):
+    """N_FILLERS at once, a few times when a link is new: how fast they come is its throughput."""
+
+    left: int  # so many follow
+    data: bytes
 
 
 class PeerAddresses(Message, frozen=True, tag=3):
@@ -169,6 +181,7 @@ LinkHello = Hello | DataHello | FileHello  # what may come first on a fresh link
 ControlMessage = (
     Hello
     | Heartbeat
+    | Filler
     | PeerAddresses
     | ServedModel
     | Prepare

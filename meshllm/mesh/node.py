@@ -28,6 +28,7 @@ from meshllm.mesh.messages import (
     ControlMessage,
     Epoch,
     Failed,
+    Filler,
     Finished,
     Goodbye,
     Heartbeat,
@@ -143,8 +144,7 @@ class Node:
         self._roots.fail_all(f"'{self._config.name}' {why}", code, but=model.hash if model else None)
         self._member.model_changed(why, self._now)
         self._greeted_before = tuple(self._sessions.all_links())
-        for _, peer in self._members.alive():
-            self._out.send(peer.link, self._served_model())
+        self._sessions.greetings.tell_all(self._served_model())
         self._review()
 
     def set_free_bytes(self, free_bytes: int) -> None:
@@ -218,8 +218,7 @@ class Node:
         for entry in self._epochs.all():
             self._epochs.step(entry, EpochEvent.END, reason)
         self._roots.fail_all("this daemon is stopping: ask again when it runs", UNAVAILABLE)
-        for _, peer in self._members.alive():
-            self._out.send(peer.link, Goodbye(reason))
+        self._sessions.greetings.tell_all(Goodbye(reason))
         for link in self._sessions.all_links():
             self._out.add(CloseLink(link, reason, at_fault=False))
         self._stopped = True
@@ -298,9 +297,10 @@ class Node:
             case Heartbeat():
                 self._members.heartbeat(node, message, self._now, network_rtt_us)
                 self._epochs.saw(message.epoch)
+            case Filler():
+                self._members.filled(node, message, self._now)
             case PeerAddresses(addresses=addresses):
-                for other, places in addresses:
-                    self._sessions.book.found("peer", other, places, self._now)
+                self._sessions.book.told(addresses, self._now)
             case ServedModel():
                 self._members.served(node, message)
                 self._driver.peer_joined(node)

@@ -16,11 +16,12 @@ from typing import Final
 import msgspec
 
 from meshllm.layout.cost import LinkTable, predict
-from meshllm.layout.layout import Device, Layout, LinkSpeed, NodeId
+from meshllm.layout.layout import Device, Layout, NodeId
 from meshllm.layout.planner import CannotPlan, plan
 from meshllm.mesh.election import elect, fully_linked
 from meshllm.mesh.epoch import EpochBook
 from meshllm.mesh.facts import ModelFacts, NodeConfig
+from meshllm.mesh.link_speeds import known_links
 from meshllm.mesh.membership import Membership, PeerState
 from meshllm.mesh.outbox import Outbox
 from meshllm.mesh.situation import Situation
@@ -132,7 +133,7 @@ class Planning:
         devices = [device for _, device in situation.devices]
         found = plan(
             devices,
-            self.links([device.node for device in devices]),
+            known_links(self._own, self._members, [device.node for device in devices]),
             situation.model.shape,
             mode=self._config.layout_mode,
             context=self._config.context,
@@ -160,7 +161,7 @@ class Planning:
             return True
         if self._config.layout_mode == "all" and len(old.shares) != len(new.shares):
             return True
-        links = LinkTable(self.links(list(devices)))
+        links = LinkTable(known_links(self._own, self._members, list(devices)))
         old_s, new_s = (
             predict(
                 situation.model.shape,
@@ -213,7 +214,7 @@ class Planning:
             self._plan_at, self._recheck_at = now + SUSPECT_PAUSE_S, math.inf
             return True
         nodes = [self._own, *(node for node, _ in serving)]
-        unmeasured = len(self.links(nodes)) < len(nodes) * (len(nodes) - 1) // 2
+        unmeasured = len(known_links(self._own, self._members, nodes)) < len(nodes) * (len(nodes) - 1) // 2
         if self._config.layout_mode == "auto" and unmeasured and now < self._changed_at + MEASURE_S:
             self._plan_at, self._recheck_at = now + SUSPECT_PAUSE_S, math.inf
             return True
@@ -222,18 +223,6 @@ class Planning:
     def _schedule_recheck(self, situation: Situation, *, recheck: bool, now: float) -> None:
         wanted = self._config.layout_mode == "auto" and len(situation.devices) > 1
         self._recheck_at = now + (RECHECK_S if recheck else FIRST_RECHECK_S) if wanted else math.inf
-
-    def links(self, nodes: Sequence[NodeId]) -> list[LinkSpeed]:
-        """Measured round trips: ours to each, and what they say of each other."""
-        pairs = ((a, b, self._rtt_us(a, b)) for i, a in enumerate(nodes) for b in nodes[:i])
-        return [LinkSpeed(a=a, b=b, rtt_us=rtt_us) for a, b, rtt_us in pairs if rtt_us]
-
-    def _rtt_us(self, a: NodeId, b: NodeId) -> float | None:
-        if self._own in (a, b):
-            peer = self._members.get(b if a == self._own else a)
-            return peer.rtt_us if peer else None
-        said = [p.linked_to.get(other, 0.0) for n, other in ((a, b), (b, a)) if (p := self._members.get(n))]
-        return min((rtt for rtt in said if rtt > 0), default=None)
 
 
 def same_placement(a: Layout, b: Layout) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshllm.layout.layout import Layout, NodeId
 from meshllm.mesh.epoch import MemberEpoch
 from meshllm.mesh.facts import ModelFacts, NodeConfig, NodeStateName, NodeView, PeerStateName, PeerView
+from meshllm.mesh.link_speeds import mbps_between
 from meshllm.mesh.membership import Membership, Peer
 from meshllm.mesh.messages import ModelHash
 from meshllm.mesh.planning import Planning
@@ -24,7 +25,12 @@ def make_view(
 ) -> NodeView:
     """The view of the node as of now."""
     layout = in_force.layout if in_force else None
-    peers = [_peer_view(node, peer, planning.model, layout, sessions, now) for node, peer in members.all()]
+    peers = [
+        _peer_view(
+            node, peer, mbps_between(config.node, members, config.node, node), planning.model, layout, sessions, now
+        )
+        for node, peer in members.all()
+    ]
     known = {peer.node for peer in peers}
     peers += [_unmet(*unmet) for unmet in sessions.book.known() if unmet[0] not in known]
     peers += [_unmet(NodeId(key), address, reason) for key, address, reason in sessions.book.unreached()]
@@ -68,7 +74,13 @@ def _state(
 
 
 def _peer_view(
-    node: NodeId, peer: Peer, model: ModelFacts | None, layout: Layout | None, sessions: Sessions, now: float
+    node: NodeId,
+    peer: Peer,
+    mbps: float | None,
+    model: ModelFacts | None,
+    layout: Layout | None,
+    sessions: Sessions,
+    now: float,
 ) -> PeerView:
     state: PeerStateName = peer.state.value
     cloned = sessions.is_cloned(node, now)
@@ -87,6 +99,7 @@ def _peer_view(
         device=peer.device,
         free_bytes=peer.free_bytes,
         rtt_us=peer.rtt_us,
+        mbps=mbps,
         seen_s=max(0.0, now - peer.heard_at),
     )
 
@@ -118,5 +131,6 @@ def _unmet(node: NodeId, address: tuple[str, int], reason: str | None = None) ->
         device=None,
         free_bytes=None,
         rtt_us=None,
+        mbps=None,
         seen_s=None,
     )

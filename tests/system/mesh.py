@@ -144,6 +144,7 @@ class Mesh:
         layout: str = "all",
         threads: int = 1,
         wait: bool = True,
+        program: Sequence[str] = ("-m", "meshllm.cli.main"),
     ) -> Daemon:
         """Starts a daemon, in the network namespace `host` if given, and waits until its API answers."""
         folder = self.folder / name
@@ -151,7 +152,7 @@ class Mesh:
         (folder / "mesh-key").write_text((secret or self.secret).to_text() + "\n")
         (folder / "mesh-key").chmod(0o600)
         port = free_port()
-        words = [sys.executable, "-m", "meshllm.cli.main", "daemon", "--name", name, "--state-dir", str(folder)]
+        words = [sys.executable, *program, "daemon", "--name", name, "--state-dir", str(folder)]
         words += ["--socket", str(folder / "s"), "--port", str(port), "--layout", layout, "--threads", str(threads)]
         words += [] if model is None else ["--model", str(model)]
         daemon = Daemon(name, folder, port, run_in(host, [*words, *flags]), self._environment())

@@ -49,6 +49,11 @@ class Hosts:
         for i in ports:
             ip(self.switch, "link", "set", f"p{i}", "master", "br0")
 
+    def isolate(self, *ports: int) -> None:
+        """These hosts do not reach each other, only the rest."""
+        for i in ports:
+            run("ip", "netns", "exec", self.switch, "bridge", "link", "set", "dev", f"p{i}", "isolated", "on")
+
     def no_multicast_to(self, *ports: int) -> None:
         """These hosts hear no multicast; theirs is heard."""
         for i in ports:

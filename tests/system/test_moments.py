@@ -1,4 +1,4 @@
-"""Devices lost, frozen and gained at the worst moments: within a prompt, while a layout is prepared, within an answer."""
+"""Devices lost, frozen and gained at the worst moments: within a prompt, an answer, while a layout is prepared."""
 
 from __future__ import annotations
 
